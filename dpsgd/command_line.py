@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from accounting.core.validation import InputError, did_you_mean
 from dpsgd import __version__
-from pipelines.files.stopping import StoppedError, stoppable
+from pipelines.files.processes import StoppedError, stoppable
 
 #: Name -> (module and name of the function, its line in the list of commands).
 COMMANDS = {

@@ -29,7 +29,7 @@ from accounting.core.validation import InputError, did_you_mean
 from dpsgd.fit_command import made
 from dpsgd.fit_options import FitOptions
 from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.files.folders import make_private_folder
+from pipelines.files.outputs import make_private_folder
 from pipelines.tables.prepared_files import new_table
 from trainer.prediction import predict as prediction
 

@@ -37,9 +37,9 @@ from dpsgd.fit_stages import default_delta, sizes
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.locks import locked
-from pipelines.files import separate_process, storage
-from pipelines.files.folders import make_private_folder
-from pipelines.files.store_json import pretty_json, read_json
+from pipelines.files import processes, storage
+from pipelines.files.outputs import make_private_folder
+from pipelines.files.storage import pretty_json, read_json
 from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import list_blocks, seems_user_column
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
@@ -262,9 +262,7 @@ class _Rows:
             storage.write_atomically(self._record, pretty_json(made_of), mode=0o600)
             if self._columns is not None and not os.path.exists(self._source):
                 memory.write_columns(pathlib.Path(self._source), self._columns)
-            separate_process.call(
-                MAKE_BATCHES, self._source, str(self._batches), settings
-            )
+            processes.call(MAKE_BATCHES, self._source, str(self._batches), settings)
         return self._batches
 
     @property

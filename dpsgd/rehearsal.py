@@ -19,7 +19,7 @@ import time
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipelines.files import separate_process
+from pipelines.files import processes
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
     Dataset,
@@ -92,7 +92,7 @@ def time_of_run(
             bands=plan.bands and min(plan.bands, _STEPS),
         )
         folders = f"{folder}/rows", f"{folder}/batches"
-        separate_process.call(MAKE_BATCHES, *folders, of_few)
+        processes.call(MAKE_BATCHES, *folders, of_few)
         seconds = _seconds_per_step(folder, training)
     return (
         f"The {plan.num_steps:,} steps of a run take about "

@@ -35,7 +35,7 @@ from pipelines.core.resample import Resampling, differing_steps, resampling
 from pipelines.core.threads import machine_memory, num_cores
 from pipelines.files import storage
 from pipelines.files.key_sources import read_key_file
-from pipelines.files.paths import StrPath, is_remote, join
+from pipelines.files.storage import StrPath, is_remote, join
 from pipelines.inputs.parquet_blocks import list_blocks
 
 #: Called with a label, what is done, and the total.

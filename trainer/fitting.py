@@ -66,8 +66,7 @@ import numpy as np
 
 from accounting.core.validation import InputError, check_float, check_int
 from pipelines.core.batches.batch_format import Column
-from pipelines.files.storage import write_atomically
-from pipelines.files.store_json import pretty_json
+from pipelines.files.storage import pretty_json, write_atomically
 from trainer.core.tf_compat import keras, tf
 from trainer.model.trainable_model import TrainableModel
 from trainer.report.run_files import CURVE_NAME, METRICS_NAME

@@ -64,7 +64,7 @@ from accounting.core.plan import steps_per_epoch
 from accounting.core.validation import InputError, check_int
 from pipelines.batches.folder import read_certificate, read_manifest
 from pipelines.core.batches.manifest import Manifest
-from pipelines.files.paths import StrPath
+from pipelines.files.storage import StrPath
 from pipelines.tables import memory
 from trainer import models
 from trainer.claims.lazy_tables import is_plain_sgd

@@ -28,9 +28,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from pipelines.files.paths import StrPath
-from pipelines.files.storage import write_atomically
-from pipelines.files.store_json import pretty_json
+from pipelines.files.storage import StrPath, pretty_json, write_atomically
 from trainer import models
 from trainer.averaging.iterates import PastResults, column_names
 from trainer.claims.workers import launch

@@ -41,9 +41,8 @@ from pipelines.batches.reader import stored
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.threads import machine_memory
 from pipelines.files import storage
-from pipelines.files.paths import StrPath
-from pipelines.files.stopping import StoppedError, on_signals
-from pipelines.files.store_json import read_json
+from pipelines.files.processes import StoppedError, on_signals
+from pipelines.files.storage import StrPath, read_json
 from trainer.averaging.averages import BestIterate, TrainingAverages, without_held_out
 from trainer.averaging.iterates import Iterates
 from trainer.claims import lazy_tables

@@ -22,7 +22,7 @@ from typing import Any
 
 import cyclopts
 
-from pipelines.files.store_json import pretty_json
+from pipelines.files.storage import pretty_json
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings

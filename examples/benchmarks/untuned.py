@@ -26,7 +26,7 @@ from typing import Any
 import cyclopts
 import numpy as np
 
-from pipelines.files.store_json import pretty_json
+from pipelines.files.storage import pretty_json
 from pipelines.files.storage import write_atomically
 from trainer.model.metrics import LOWER_IS_BETTER
 from trainer.settings.requests import Request

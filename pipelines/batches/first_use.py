@@ -26,9 +26,15 @@ import hashlib
 from accounting.core.validation import InputError, header, read_fields
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.files.json_files import find
-from pipelines.files.paths import StrPath, absolute, join
-from pipelines.files.storage import create, read_bytes
-from pipelines.files.store_json import pretty_json, read_json
+from pipelines.files.storage import (
+    StrPath,
+    absolute,
+    create,
+    join,
+    pretty_json,
+    read_bytes,
+    read_json,
+)
 
 NAME = "used_by.json"
 _HEADER = header(1, "dpsgd-used-by")

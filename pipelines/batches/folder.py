@@ -28,9 +28,16 @@ from pipelines.core.batches.stored import CERTIFICATE_NAME as CERTIFICATE_NAME
 from pipelines.core.batches.stored import CHECKSUMS_NAME as CHECKSUMS_NAME
 from pipelines.core.batches.stored import MANIFEST_NAME as MANIFEST_NAME
 from pipelines.core.batches.stored import PRIVATE_NAME as PRIVATE_NAME
-from pipelines.files.paths import StrPath, join
-from pipelines.files.storage import exists, make_folder, read_bytes, write_atomically
-from pipelines.files.store_json import pretty_json, read_json
+from pipelines.files.storage import (
+    StrPath,
+    exists,
+    join,
+    make_folder,
+    pretty_json,
+    read_bytes,
+    read_json,
+    write_atomically,
+)
 
 KEY_NAME = "sampling.key"
 

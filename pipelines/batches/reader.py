@@ -28,8 +28,14 @@ from pipelines.core.batches.columns import record_bytes
 from pipelines.core.batches.manifest import Checksums, Manifest
 from pipelines.core.batches.ranges import ALL, RANGE_BYTES, Read, Share, changed
 from pipelines.core.batches.stored import StoredBatches
-from pipelines.files.paths import StrPath, is_remote, join
-from pipelines.files.storage import read_bytes, read_range, size
+from pipelines.files.storage import (
+    StrPath,
+    is_remote,
+    join,
+    read_bytes,
+    read_range,
+    size,
+)
 
 if TYPE_CHECKING:  # who reads a manifest needs no PyArrow
     from pipelines.core.batches.batch_format import PhysicalBatch

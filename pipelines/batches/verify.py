@@ -33,8 +33,7 @@ from pipelines.batches.reader import read_from
 from pipelines.core.batches.manifest import BatchFile, Checksums, Manifest
 from pipelines.core.batches.reader import changed, check_file
 from pipelines.core.threads import in_order, num_cores
-from pipelines.files.paths import StrPath, is_remote, join
-from pipelines.files.storage import sizes
+from pipelines.files.storage import StrPath, is_remote, join, sizes
 
 #: More threads would wait for Python's global lock.
 _MAX_THREADS = 4

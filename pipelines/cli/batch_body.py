@@ -15,9 +15,9 @@ from pipelines.cli.console import show
 from pipelines.cli.engine import beam_options
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
-from pipelines.files.paths import absolute
+from pipelines.files.processes import RESUMES, stoppable
 from pipelines.files.progress_bars import Bars
-from pipelines.files.stopping import RESUMES, stoppable
+from pipelines.files.storage import absolute
 from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, seems_user_column
 from pipelines.job import poisson_batching, progress

@@ -20,8 +20,8 @@ from accounting.cli.options import (
 from accounting.core.plan import AUTO_BANDS, CYCLIC, TRUNCATED_POISSON
 from accounting.core.settings import PRIVACY, RARE, REQUIRED, OfPrivacy
 from accounting.core.validation import InputError
+from pipelines.files.processes import stoppable
 from pipelines.files.progress_bars import Bars
-from pipelines.files.stopping import stoppable
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.quiet_beam import quiet_beam
 

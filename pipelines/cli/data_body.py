@@ -14,9 +14,9 @@ from accounting.core.validation import InputError
 from pipelines.cli import engine, user_body
 from pipelines.cli.console import show
 from pipelines.cli.table_options import KINDS_WITH_OPTION, ColumnOptions
-from pipelines.files.output_file import check_new, output_file
+from pipelines.files.outputs import check_new, output_file
+from pipelines.files.processes import LEAVES_NOTHING, stoppable
 from pipelines.files.progress_bars import Bars
-from pipelines.files.stopping import LEAVES_NOTHING, stoppable
 from pipelines.inputs.input_files import check_outside
 from pipelines.tables import prepare as preparation
 from pipelines.tables.first_schema import Range, first_schema

@@ -11,8 +11,8 @@ from pipelines.batches.verify import Verification
 from pipelines.batches.verify import verify as verify_batches
 from pipelines.certify import certify as certify_batches
 from pipelines.files import storage
-from pipelines.files.paths import is_remote, join
 from pipelines.files.progress_bars import Bars
+from pipelines.files.storage import is_remote, join
 from pipelines.tables.prepared_files import (
     PreparedVerification,
     is_prepared,

@@ -14,8 +14,7 @@ from accounting.core.validation import InputError
 from pipelines.core.files import key_files
 from pipelines.core.files.key_files import create_key_file as create_key_file
 from pipelines.core.keys import derive
-from pipelines.files.paths import StrPath, is_remote
-from pipelines.files.storage import read_bytes
+from pipelines.files.storage import StrPath, is_remote, read_bytes
 
 #: Prefix of keys in Google's Secret Manager, before
 #: projects/NAME/secrets/NAME/versions/NUMBER.

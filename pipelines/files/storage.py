@@ -1,4 +1,4 @@
-"""Files of this machine and of object stores, through one interface.
+"""Paths and files of this machine and of object stores, through one interface.
 
 A path with a scheme (``s3://``, ``gs://``) is passed to ``stores``.  Any other path is
 local or mounted, and needs no client.
@@ -22,8 +22,34 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any
 
-from pipelines.core.files import local_files
-from pipelines.files.paths import SCHEME, StrPath, absolute, is_remote
+from pipelines.core.files import json_files, local_files
+from pipelines.core.files.json_files import pretty_json as pretty_json
+from pipelines.core.files.local_files import StrPath as StrPath
+
+SCHEME = "://"
+
+
+def is_remote(path: StrPath) -> bool:
+    """Whether ``path`` is in a store."""
+    return SCHEME in os.fspath(path)
+
+
+def absolute(path: StrPath) -> str:
+    """Returns the absolute path; that of a store without slashes at its end."""
+    text = os.fspath(path)
+    return text.rstrip("/") if is_remote(text) else os.path.abspath(text)
+
+
+def join(folder: StrPath, *names: str) -> str:
+    """Returns the path of a file or folder in a folder.
+
+    Args:
+      folder: Folder, local or in a store.
+      *names: Names of the folders below it, and of the file.
+    """
+    if is_remote(folder):
+        return "/".join([os.fspath(folder).rstrip("/"), *names])
+    return os.path.join(folder, *names)
 
 
 def _stores() -> Any:
@@ -285,3 +311,25 @@ def delete_folder(path: StrPath) -> None:
     root = absolute(path)
     with contextlib.suppress(FileNotFoundError):
         _ask(root, lambda files: files.rm(root, recursive=True))
+
+
+def read_known(path: StrPath, *, remedy: str = "") -> bytes:
+    """Returns the contents of a file that should be there.
+
+    Args:
+      path: Path of the file.
+      remedy: What the user can do if it is missing.
+
+    Raises:
+      InputError: missing, or no access.
+    """
+    return json_files.read_known(path, remedy=remedy, read=read_bytes)
+
+
+def read_json(path: StrPath, *, remedy: str = "") -> Any:
+    """Returns the JSON value in a file; arguments as for ``read_known``.
+
+    Raises:
+      InputError: as ``read_known``, or not JSON.
+    """
+    return json_files.read_json(path, remedy=remedy, read=read_bytes)

@@ -29,7 +29,7 @@ from typing import IO, Any, cast
 import fsspec
 
 from accounting.core.validation import InputError
-from pipelines.files.paths import SCHEME
+from pipelines.files.storage import SCHEME
 
 #: The client of each scheme.
 _CLIENTS = {"s3": "s3fs", "gs": "gcsfs"}

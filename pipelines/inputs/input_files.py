@@ -35,7 +35,7 @@ from fsspec.utils import glob_translate
 
 from accounting.core.validation import InputError
 from pipelines.files import storage
-from pipelines.files.paths import is_remote, join
+from pipelines.files.storage import is_remote, join
 
 #: Pattern of all files below a folder.
 _ALL = "**/*"

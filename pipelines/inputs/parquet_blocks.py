@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import DTYPES, Column
 from pipelines.core.users.bounded import BOUNDED, Bounded
-from pipelines.files.paths import is_remote
+from pipelines.files.storage import is_remote
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.source_table import (
     ORDERED_BY,

@@ -32,8 +32,7 @@ from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files import storage
-from pipelines.files.paths import absolute, is_remote, join
-from pipelines.files.store_json import read_json
+from pipelines.files.storage import absolute, is_remote, join, read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

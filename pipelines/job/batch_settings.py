@@ -17,7 +17,7 @@ from accounting.core.validation import InputError, check_float
 if TYPE_CHECKING:
     from accounting.planning.bands import Bands
 
-#: For ``separate_process.call``: makes batches of (source, folder, settings).
+#: For ``processes.call``: makes batches of (source, folder, settings).
 MAKE_BATCHES = "pipelines.job.quiet_beam:make_batches_quietly"
 
 

@@ -43,11 +43,17 @@ from pipelines.core.batches.manifest import FORMAT_VERSION, FileChecksum, Manife
 from pipelines.core.files import locks
 from pipelines.core.keys import commitment, derive
 from pipelines.core.users.bounded import KEY_LABEL
-from pipelines.files import folders, storage
+from pipelines.files import outputs, storage
 from pipelines.files.key_sources import read_key_file, read_or_create_key_file
-from pipelines.files.paths import StrPath, is_remote, join
-from pipelines.files.storage import read_bytes, write_atomically
-from pipelines.files.store_json import pretty_json, read_json
+from pipelines.files.storage import (
+    StrPath,
+    is_remote,
+    join,
+    pretty_json,
+    read_bytes,
+    read_json,
+    write_atomically,
+)
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.inputs.source_table import table_of
 from pipelines.job.packing import Layout
@@ -110,8 +116,8 @@ def check_out(out: StrPath) -> None:
     Raises:
       InputError: it holds finished batches or other files, or cannot be a folder.
     """
-    folders.check_folder(out, "--out")
-    with folders.usable_folder(out, "--out"):
+    outputs.check_folder(out, "--out")
+    with outputs.usable_folder(out, "--out"):
         if storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
             return  # unfinished: open_job compares it with this job
         _refuse_finished(out)
@@ -261,9 +267,9 @@ def _make_folders(out: StrPath) -> None:
     Batches are sensitive, and so are the sizes of files if steps are not truncated.
     """
     private = join(out, PRIVATE_NAME)
-    with folders.usable_folder(out, "--out"):
+    with outputs.usable_folder(out, "--out"):
         for folder in (out, private, join(private, FILES_NAME)):
-            folders.make_private_folder(
+            outputs.make_private_folder(
                 folder, remedy=f"Name a new folder, such as --out {join(out, 'new')}."
             )
 

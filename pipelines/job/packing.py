@@ -31,7 +31,7 @@ from pipelines.core.batches.manifest import (
     Manifest,
     RecordChecksum,
 )
-from pipelines.files.sink import Sink
+from pipelines.files.outputs import Sink
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
 from pipelines.sampling.samplers import Participations, arrange_steps, sample_block
 

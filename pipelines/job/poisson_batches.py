@@ -16,7 +16,7 @@ from accounting.core.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
 from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
-from pipelines.files.paths import StrPath, absolute, join
+from pipelines.files.storage import StrPath, absolute, join
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.job_folder import (
     SPILL_NAME,

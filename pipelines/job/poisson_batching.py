@@ -31,9 +31,9 @@ from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files import locks
-from pipelines.files import folders, storage
+from pipelines.files import outputs, storage
 from pipelines.files.key_sources import read_key_file
-from pipelines.files.paths import StrPath, absolute, is_remote, join
+from pipelines.files.storage import StrPath, absolute, is_remote, join
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import progress
@@ -258,7 +258,7 @@ def _spill_folder(out: str, place: str, batches_id: str) -> str:
 
 def _own_folder(folder: str) -> None:
     """Makes a private folder, even in a folder that other users write to."""
-    folders.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
+    outputs.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
 
 
 def _open_shuffle(

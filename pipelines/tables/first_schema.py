@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import RESERVED_NAMES
-from pipelines.files.paths import StrPath
+from pipelines.files.storage import StrPath
 from pipelines.tables import cells
 from pipelines.tables.kinds import (
     BINARY,

@@ -47,9 +47,8 @@ from pipelines.core.threads import num_cores
 from pipelines.core.users.bounded import Bounded
 from pipelines.core.users.hashing import hash_ids
 from pipelines.files.key_sources import read_key_file, read_or_create_key_file
-from pipelines.files.paths import StrPath
-from pipelines.files.staged_folder import staged_folder
-from pipelines.files.storage import write_atomically
+from pipelines.files.outputs import staged_folder
+from pipelines.files.storage import StrPath, write_atomically
 from pipelines.inputs.parquet_blocks import (
     description_of,
     numeric_columns,

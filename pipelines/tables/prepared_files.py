@@ -35,9 +35,8 @@ from pipelines.core.batches.columns import Column
 from pipelines.core.files.local_files import digest_of
 from pipelines.core.threads import in_order, num_cores
 from pipelines.core.users.bounded import BOUNDED
-from pipelines.files.sink import Sink
-from pipelines.files.storage import new_file, write_atomically
-from pipelines.files.store_json import pretty_json, read_json
+from pipelines.files.outputs import Sink
+from pipelines.files.storage import new_file, pretty_json, read_json, write_atomically
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
     description_of,

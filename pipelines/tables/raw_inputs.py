@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.threads import num_cores
-from pipelines.files.paths import StrPath
+from pipelines.files.storage import StrPath
 from pipelines.tables.reading import Reader, check_columns
 from pipelines.tables.schema import Schema
 from pipelines.tables.table_files import list_table

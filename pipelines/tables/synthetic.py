@@ -40,7 +40,7 @@ from accounting.core.validation import check_float, check_int
 from pipelines.core.keys import derive
 from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.files.key_sources import insecure_key
-from pipelines.files.staged_folder import staged_folder
+from pipelines.files.outputs import staged_folder
 
 NUM_INTEGERS, NUM_CATEGORIES = 13, 26
 #: Names of the cells of a line, as in the schema ``criteo``.

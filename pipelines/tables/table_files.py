@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.files import storage
-from pipelines.files.paths import StrPath, is_remote
+from pipelines.files.storage import StrPath, is_remote
 from pipelines.files.stores import file_system
 from pipelines.inputs.input_files import find_files, without_values
 from pipelines.tables import cells

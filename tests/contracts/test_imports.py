@@ -57,7 +57,7 @@ CHAINS = [
      accounting.core.validation accounting.core.sampler_registry
      accounting.core.accountant accounting.statement accounting.cli.plan_command
      accounting.planning.comparison accounting.planning.groups
-     trainer.settings.methods pipelines.files.storage pipelines.files.folders
+     trainer.settings.methods pipelines.files.storage pipelines.files.outputs
      pipelines.job.batch_settings"""),
     (HEAVY - {"numpy"}, "trainer.settings.requests"),
     (SLOW, "trainer.cli.account_commands trainer.cli.run_commands"),

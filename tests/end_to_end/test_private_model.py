@@ -47,7 +47,7 @@ def jobs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         make_batches(*arguments)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(private_model.separate_process, "call", call)
+    monkeypatch.setattr(private_model.processes, "call", call)
     return found
 
 
@@ -110,14 +110,14 @@ def test_steps_and_layout_are_those_of_dpsgd_batches(jobs: list[Any]) -> None:
 def test_the_same_call_again_takes_or_finishes_the_same_batches(
     jobs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, ends = private_model.separate_process.call, [KeyboardInterrupt, None]
+    now, ends = private_model.processes.call, [KeyboardInterrupt, None]
 
     def call(*arguments: Any) -> None:
         if (error := ends.pop(0)) is not None:
             raise error
         now(*arguments)
 
-    monkeypatch.setattr(private_model.separate_process, "call", call)
+    monkeypatch.setattr(private_model.processes, "call", call)
     with pytest.raises(KeyboardInterrupt):
         made(arrays())
     with pytest.raises(InputError, match=r"the data .*run=run.*another run="):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from dpsgd import command_line
-from pipelines.files.output_file import output_file
+from pipelines.files.outputs import output_file
 from pipelines.files.storage import new_file
 from trainer.prediction.predict import WrittenTable
 

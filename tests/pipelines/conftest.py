@@ -30,8 +30,7 @@ from accounting.core.plan import DpSgdPlan
 from dpsgd import command_line
 from pipelines.files import storage
 from pipelines.files.key_sources import create_key_file
-from pipelines.files.paths import StrPath, is_remote
-from pipelines.files.store_json import pretty_json
+from pipelines.files.storage import StrPath, is_remote, pretty_json
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.job_folder import open_job
 from pipelines.job.packing import Layout

@@ -29,7 +29,7 @@ from pipelines.core.batches.manifest import (
     RecordChecksum,
 )
 from pipelines.core.users.bounded import BOUNDED
-from pipelines.files.sink import Sink
+from pipelines.files.outputs import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.inputs.source_table import (
     FOOTERS,

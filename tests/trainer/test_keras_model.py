@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files.store_json import read_json
+from pipelines.files.storage import read_json
 from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras, tf

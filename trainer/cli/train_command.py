@@ -28,7 +28,7 @@ from accounting.core.settings import (
     Field,
     OfPrivacy,
 )
-from pipelines.files.paths import absolute, is_remote
+from pipelines.files.storage import absolute, is_remote
 from trainer.claims.workers import launch
 from trainer.claims.workers.launch import DEFAULT_TIMEOUT
 from trainer.cli.metrics_text import metrics_text

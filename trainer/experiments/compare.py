@@ -38,7 +38,7 @@ from accounting.core import deltas
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.files.locks import locked
-from pipelines.files.folders import check_folder, usable_folder
+from pipelines.files.outputs import check_folder, usable_folder
 from trainer.experiments.comparison_runs import (
     ComparisonCase,
     Runs,

@@ -42,9 +42,8 @@ from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import MANIFEST_NAME, read_checksums, read_manifest
 from pipelines.batches.reader import stored
 from pipelines.core.users.bounded import UserBound
-from pipelines.files import separate_process
-from pipelines.files.storage import write_atomically
-from pipelines.files.store_json import pretty_json
+from pipelines.files import processes
+from pipelines.files.storage import pretty_json, write_atomically
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
@@ -200,7 +199,7 @@ class Runs:
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._say(f"batches: {name}")
             source = self._experiment.source
-            separate_process.call(MAKE_BATCHES, source, str(folder), settings)
+            processes.call(MAKE_BATCHES, source, str(folder), settings)
         table = SourceTable.from_json(read_checksums(folder).table)
         if read_manifest(folder).plan != plan or table != self._table:
             raise InputError(

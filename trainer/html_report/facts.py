@@ -38,7 +38,7 @@ from accounting.trade_off.bounds import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
 from pipelines.core.users.bounded import Bounded
-from pipelines.files.store_json import read_json
+from pipelines.files.storage import read_json
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RECORD_NAME, RunRecord
 from trainer.model.metrics import METRICS, in_words, metric_names

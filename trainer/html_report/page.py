@@ -27,7 +27,7 @@ from matplotlib.ticker import MaxNLocator
 from accounting.core.claim import RELIANCES
 from accounting.statement import CERTIFIED, EVALUATION
 from accounting.trade_off.bounds import percent_up
-from pipelines.files.output_file import check_new, output_file
+from pipelines.files.outputs import check_new, output_file
 from pipelines.files.storage import StrPath
 from trainer.core import claim_names
 from trainer.html_report import facts

@@ -35,7 +35,7 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums, read_manifest
-from pipelines.files.paths import StrPath
+from pipelines.files.storage import StrPath
 from trainer.core.tf_compat import keras, raw_variable
 
 #: Attribute of a variable: what identifies rows -> the run that trains it on them.

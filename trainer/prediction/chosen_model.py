@@ -14,7 +14,7 @@ import pathlib
 from accounting.core.validation import InputError, check_choice, check_float
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.core.batches.manifest import Manifest
-from pipelines.files.store_json import read_json
+from pipelines.files.storage import read_json
 from trainer.model import rows
 from trainer.model.metrics import VOTE_METRICS
 from trainer.model.rows import Target

@@ -96,9 +96,8 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.core.batches.columns import row_bytes
 from pipelines.core.batches.manifest import Manifest
-from pipelines.files.output_file import check_new, output_file
-from pipelines.files.sink import Sink
-from pipelines.files.store_json import read_json
+from pipelines.files.outputs import Sink, check_new, output_file
+from pipelines.files.storage import read_json
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables import table_files
 from pipelines.tables.cells import CELLS_NAME

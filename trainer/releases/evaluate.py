@@ -69,7 +69,7 @@ from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.locks import locked
 from pipelines.core.users.bounded import Bounded
-from pipelines.files.store_json import read_json
+from pipelines.files.storage import read_json
 from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of
 from trainer.core.run import run_record

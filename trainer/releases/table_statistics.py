@@ -45,7 +45,7 @@ from accounting.core.plan import MOST_RUNS
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_float, check_int
 from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
-from pipelines.files.output_file import check_new, output_file
+from pipelines.files.outputs import check_new, output_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.tables.kinds import LABEL
 from pipelines.tables.schema import DATASET_NAME, Schema

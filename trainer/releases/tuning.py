@@ -50,10 +50,9 @@ from accounting.core.validation import InputError, check_choice, check_float, he
 from accounting.planning.tuning import BEST, Tuning
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME, read_checksums
 from pipelines.core.files.locks import LOCK_NAME, in_use, locked
-from pipelines.files import separate_process
-from pipelines.files.folders import make_private_folder
-from pipelines.files.storage import write_atomically
-from pipelines.files.store_json import pretty_json, read_json
+from pipelines.files import processes
+from pipelines.files.outputs import make_private_folder
+from pipelines.files.storage import pretty_json, read_json, write_atomically
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
 from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
@@ -491,16 +490,14 @@ def _scored(request: TuneRequest, state: _State) -> tuple[float | None, dict[str
     run, batches = folder / _RUN, folder / _BATCHES
     if not (batches / MANIFEST_NAME).exists():
         folder.mkdir(exist_ok=True)
-        separate_process.call(
-            MAKE_BATCHES, request.source, str(batches), request.batches
-        )
+        processes.call(MAKE_BATCHES, request.source, str(batches), request.batches)
     settings = request.candidates[candidate]
     asked = Request(settings=settings, batches=batches, held_out=None, run=run)
     while not is_finished(run):
         if has_ended(run):
             return None, {}
         try:
-            separate_process.call(_TRAIN, asked)
+            processes.call(_TRAIN, asked)
         except InputError:
             if not has_ended(run):
                 raise

@@ -23,8 +23,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from accounting.plots import new_figure
-from pipelines.files.storage import write_atomically
-from pipelines.files.store_json import pretty_json
+from pipelines.files.storage import pretty_json, write_atomically
 from trainer.model.metrics import in_words, metric_names
 
 _WIDEST = 10_000

@@ -46,8 +46,7 @@ from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NA
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.local_files import digest_of
-from pipelines.files.storage import write_atomically
-from pipelines.files.store_json import pretty_json, read_json
+from pipelines.files.storage import pretty_json, read_json, write_atomically
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.model.metrics import LOWER_IS_BETTER, in_words
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES

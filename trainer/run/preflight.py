@@ -31,10 +31,8 @@ from pipelines.batches.folder import (
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
-from pipelines.files.folders import check_folder
-from pipelines.files.paths import StrPath, join
-from pipelines.files.storage import sizes
-from pipelines.files.store_json import read_json
+from pipelines.files.outputs import check_folder
+from pipelines.files.storage import StrPath, join, read_json, sizes
 from pipelines.tables.schema import DATASET_NAME
 from trainer.core.run import arithmetic
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id

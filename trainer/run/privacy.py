@@ -31,8 +31,7 @@ from accounting.statement import PrivacyStatement
 from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
 from pipelines.core.users.bounded import Bounded, UserBound
-from pipelines.files.storage import write_atomically
-from pipelines.files.store_json import pretty_json
+from pipelines.files.storage import pretty_json, write_atomically
 from pipelines.inputs.source_table import ORDERED_BY
 from trainer.core import claim_names
 from trainer.core.run.run_record import RunRecord, check_execution

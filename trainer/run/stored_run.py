@@ -22,8 +22,8 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.files.locks import LOCK_NAME
 from pipelines.files import storage
-from pipelines.files.folders import check_folder, usable_folder
-from pipelines.files.paths import is_remote, join
+from pipelines.files.outputs import check_folder, usable_folder
+from pipelines.files.storage import is_remote, join
 from trainer.core.run.checkpoints import FOLDER_NAME, MAY_GO_ON_NAME
 from trainer.core.run.run_record import RECORD_NAME, RUN_ID_NAME
 from trainer.core.run.withheld import InterruptedRunError

@@ -27,7 +27,7 @@ from accounting.core.settings import (
     one_of,
 )
 from accounting.core.validation import InputError, check_choice, check_float, check_int
-from pipelines.files.paths import StrPath
+from pipelines.files.storage import StrPath
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.aggregation_settings import OMV, OPA, WEIGHT_AVERAGES
 from trainer.settings.train_settings import TrainSettings

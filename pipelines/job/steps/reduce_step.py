@@ -21,8 +21,7 @@ import numpy as np
 from apache_beam.metrics import Metrics
 
 from pipelines.files import storage
-from pipelines.files.paths import is_remote, join
-from pipelines.files.storage import new_file, write_atomically
+from pipelines.files.storage import is_remote, join, new_file, write_atomically
 from pipelines.job import progress
 from pipelines.job.job_folder import checksum_path, read_checksum
 from pipelines.job.packing import Layout, Unit, encode_steps, pack_again

@@ -28,7 +28,7 @@ from pipelines.core.batches.batch_format import (
 )
 from pipelines.core.batches.manifest import Manifest, RecordChecksum
 from pipelines.core.batches.ranges import ALL, Share
-from pipelines.files.sink import Sink
+from pipelines.files.outputs import Sink
 from tests.trainer.conftest import SEAL_KEY, make_rows, write_batches
 
 Fault = Callable[[pathlib.Path], None]

@@ -16,8 +16,7 @@ from cyclopts.argument import Argument
 from accounting.cli.command import app_of
 from accounting.core.validation import InputError
 from dpsgd.command_line import COMMANDS, function_of
-from pipelines.files.output_file import check_new, output_file
-from pipelines.files.staged_folder import staged_folder
+from pipelines.files.outputs import check_new, output_file, staged_folder
 from tests.pipelines.conftest import Command
 
 URL = "s3://bucket/name"

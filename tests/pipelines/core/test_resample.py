@@ -32,7 +32,7 @@ from pipelines.core import resample, rows
 from pipelines.core.batches.batch_format import Example, iterate_records, write_record
 from pipelines.core.batches.manifest import FileChecksum, RecordChecksum
 from pipelines.files.key_sources import read_key_file
-from pipelines.files.sink import Sink
+from pipelines.files.outputs import Sink
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches

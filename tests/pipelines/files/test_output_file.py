@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.files.output_file."""
+"""Guarantees of pipelines.files.outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files.output_file import output_file
+from pipelines.files.outputs import output_file
 
 
 def make(out: pathlib.Path, data: bytes = b"second") -> None:

@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.files.staged_folder, and of the locks that it takes."""
+"""Guarantees of pipelines.files.outputs, and of the locks that it takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.files import locks
-from pipelines.files.staged_folder import staged_folder
+from pipelines.files.outputs import staged_folder
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipelines.files.stopping import StoppedError, on_signals, stoppable
+from pipelines.files.processes import StoppedError, on_signals, stoppable
 from pipelines.tables.synthetic import SynthOptions, write_synth
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]

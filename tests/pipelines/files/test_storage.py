@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files import folders, storage, stores
+from pipelines.files import outputs, storage, stores
 from tests.conftest import S3Requests
 
 
@@ -226,9 +226,9 @@ def test_what_cannot_be_a_folder_in_a_store_is_refused_with_the_remedy(
         "s3://missing/o": "NoSuchBucket.*Check its bucket",
     }.items():
         with pytest.raises(InputError, match=why) as error:
-            folders.check_folder(path, "--out")
+            outputs.check_folder(path, "--out")
         assert "\n" not in str(error.value)
-    folders.check_folder(f"{s3_bucket}/{uuid.uuid4().hex}", "--out")
+    outputs.check_folder(f"{s3_bucket}/{uuid.uuid4().hex}", "--out")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
 
 from accounting.core.validation import InputError
-from pipelines.files.stopping import StoppedError, stoppable
+from pipelines.files.processes import StoppedError, stoppable
 from pipelines.job import engine_tasks, progress
 from pipelines.job.runtime import StorageError
 from tests.pipelines.conftest import Command, write_table

@@ -17,7 +17,7 @@ from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.files import storage
 from pipelines.files.key_sources import create_key_file
-from pipelines.files.paths import StrPath
+from pipelines.files.storage import StrPath
 from pipelines.job import job_folder, poisson_batching
 from tests.conftest import S3Requests
 from tests.pipelines.conftest import Command, SmallJobs, contents

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from accounting.core.plan import DpSgdPlan
 from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
-from pipelines.files import separate_process
+from pipelines.files import processes
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from tests.trainer.auditing import audit_model, audit_release
@@ -169,7 +169,7 @@ def write_batches(folder: pathlib.Path, run: SmallRun) -> None:
         physical_batch_size=run.physical_batch_size,
     )
     folders = f"{folder}/data", f"{folder}/batches"
-    separate_process.call(MAKE_BATCHES, *folders, settings)
+    processes.call(MAKE_BATCHES, *folders, settings)
 
 
 def examine(folder: pathlib.Path, run: SmallRun) -> Outcome:

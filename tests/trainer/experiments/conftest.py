@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.batches.folder import MANIFEST_NAME, read_manifest, write_manifest
 from pipelines.core.batches.manifest import BatchFile, Manifest
-from pipelines.files.store_json import pretty_json
+from pipelines.files.storage import pretty_json
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings
@@ -68,7 +68,7 @@ class Work:
     def make_batches(
         self, function: str, source: str, folder: str, settings: BatchSettings
     ) -> None:
-        """Stands in for ``separate_process.call``; keeps the table's description."""
+        """Stands in for ``processes.call``; keeps the table's description."""
         del function
         dataset, path = list_blocks(source), pathlib.Path(folder)
         plan = settings.plan(dataset.num_examples)
@@ -97,7 +97,7 @@ class Work:
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     """Records batches and runs, and makes them up."""
     found = Work()
-    monkeypatch.setattr(compare_runs.separate_process, "call", found.make_batches)
+    monkeypatch.setattr(compare_runs.processes, "call", found.make_batches)
     monkeypatch.setattr(compare_runs, "train_here", found.train)
     return found
 

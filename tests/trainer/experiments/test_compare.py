@@ -16,7 +16,7 @@ import pytest
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import Bounded
-from pipelines.files.stopping import StoppedError
+from pipelines.files.processes import StoppedError
 from pipelines.job.batch_settings import BatchSettings
 from tests.command_line import invoke
 from tests.trainer.conftest import make_rows, write_batches, write_held_out

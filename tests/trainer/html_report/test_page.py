@@ -19,7 +19,7 @@ from accounting.auditing import audit
 from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.files.store_json import pretty_json
+from pipelines.files.storage import pretty_json
 from tests.command_line import invoke
 from tests.sampler_fields import needed
 from tests.trainer.html_report.conftest import of_colours, of_users

@@ -354,7 +354,7 @@ def test_a_run_that_ends_for_good_scores_worst(
     places = iter((0, 1, 0))
     monkeypatch.setattr(tuning.secrets, "randbelow", lambda _: next(places))
     request = checked(root, tmp_path / "out", score="accuracy")
-    call, trained = tuning.separate_process.call, []
+    call, trained = tuning.processes.call, []
 
     def train(function: str, *arguments: Any) -> Any:
         if function != tuning._TRAIN:
@@ -366,7 +366,7 @@ def test_a_run_that_ends_for_good_scores_worst(
             asked = dataclasses.replace(asked, settings=huge)
         return call(function, asked)
 
-    monkeypatch.setattr(tuning.separate_process, "call", train)
+    monkeypatch.setattr(tuning.processes, "call", train)
     if len(bad) == 2:
         for _ in range(2):  # given again, no run is made again
             with pytest.raises(InputError, match="reach its last step"):

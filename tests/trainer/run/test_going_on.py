@@ -21,7 +21,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.files import storage
-from pipelines.files.stopping import StoppedError
+from pipelines.files.processes import StoppedError
 from tests.command_line import invoke
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import (

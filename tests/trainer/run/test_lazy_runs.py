@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.files.stopping import StoppedError
+from pipelines.files.processes import StoppedError
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import private_settings, same_results
 from trainer import train as module

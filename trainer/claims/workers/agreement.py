@@ -30,7 +30,7 @@ import numpy as np
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
-from pipelines.files.stopping import StoppedError, ignore_signals
+from pipelines.files.processes import StoppedError, ignore_signals
 from trainer.core.step.workers import TakenStep, Workers
 
 _Result = TypeVar("_Result")

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from accounting.core.validation import InputError, check_float
-from pipelines.files.stopping import StoppedError
+from pipelines.files.processes import StoppedError
 from trainer.claims.workers.agreement import AgreedError, AgreedStopError
 from trainer.core.step.workers import Alone, Workers
 

@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.files.stopping import stoppable
+from pipelines.files.processes import stoppable
 from tests.cluster_train.cluster import listening
 from trainer.claims.workers import agreement, launch, mpi
 from trainer.core.step.workers import Workers

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files import separate_process
-from pipelines.files.stopping import StoppedError
+from pipelines.files import processes
+from pipelines.files.processes import StoppedError
 from pipelines.job.batch_settings import BatchSettings
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -55,19 +55,19 @@ def helper(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_objects_go_there_and_back() -> None:
     settings = BatchSettings(expected_batch_size=20, num_epochs=3)
-    found = separate_process.call("helper_of_calls:told", settings)
+    found = processes.call("helper_of_calls:told", settings)
     assert found[0] != os.getpid()
     assert found[1:] == (settings, False)
 
 
 def test_errors_for_the_user_are_raised_here() -> None:
     with pytest.raises(InputError, match=r"^Expected x=1 to be 2\.$"):
-        separate_process.call("helper_of_calls:refused")
+        processes.call("helper_of_calls:refused")
     with pytest.raises(FileNotFoundError) as raised:
-        separate_process.call("helper_of_calls:missing")
+        processes.call("helper_of_calls:missing")
     assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, "nowhere")
     with pytest.raises(StoppedError) as stopped:
-        separate_process.call("helper_of_calls:terminated")
+        processes.call("helper_of_calls:terminated")
     assert stopped.value.number == signal.SIGTERM
 
 
@@ -75,7 +75,7 @@ def test_a_process_that_is_killed_is_an_error_in_one_line() -> None:
     with pytest.raises(
         InputError, match=r"memory for helper_of_calls:killed"
     ) as raised:
-        separate_process.call("helper_of_calls:killed")
+        processes.call("helper_of_calls:killed")
     assert "\n" not in str(raised.value)
 
 
@@ -83,9 +83,9 @@ def test_a_script_is_not_run_again(tmp_path: pathlib.Path) -> None:
     """Also one that calls without asking whether it is the main module."""
     script = tmp_path / "script.py"
     script.write_text(
-        "from pipelines.files import separate_process\n"
+        "from pipelines.files import processes\n"
         "print('ran')\n"
-        "print(separate_process.call('math:gcd', 12, 18))\n"
+        "print(processes.call('math:gcd', 12, 18))\n"
     )
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, check=True,
@@ -101,9 +101,9 @@ def test_what_ends_the_caller_ends_its_processes(
     """A signal that ends the wait, and one that the caller never sees."""
     started = tmp_path / "started"
     script = (
-        "from pipelines.files import separate_process, stopping\n"
-        "with stopping.stoppable():\n"
-        f"    separate_process.call('helper_of_calls:waits', {str(started)!r})\n"
+        "from pipelines.files import processes\n"
+        "with processes.stoppable():\n"
+        f"    processes.call('helper_of_calls:waits', {str(started)!r})\n"
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     process = subprocess.Popen(
