@@ -52,9 +52,8 @@ from trainer.gradients.model_check import check_inputs
 from trainer.keras_model import PrivateModel
 from trainer.model.metrics import LABEL
 from trainer.model.rows import of_one_row
-from trainer.model.trainable_model import TrainableModel
+from trainer.model.trainable_model import TrainableModel, Views, of_one_view
 from trainer.model.user_code import one_line_errors
-from trainer.model.views import Views, of_one_view
 from trainer.run.preflight import check_run_folder
 from trainer.settings.methods import DP_SGD
 from trainer.settings.requests import check_local

@@ -84,14 +84,19 @@ from trainer.fitting import (
     weighted,
 )
 from trainer.methods.optimizers import optimizer_of_keras
-from trainer.model import initial_weights as initial_weights_files
+from trainer.model import weights as initial_weights_files
 from trainer.model.layers import as_keras
 from trainer.model.losses import loss_of_keras
 from trainer.model.rows import of_one_row
-from trainer.model.swapped_weights import unchanged
-from trainer.model.trainable_model import TrainableModel, nested_inputs
+from trainer.model.trainable_model import (
+    TrainableModel,
+    Views,
+    first_view,
+    nested_inputs,
+    of_one_view,
+)
 from trainer.model.user_code import one_line_errors
-from trainer.model.views import Views, first_view, of_one_view
+from trainer.model.weights import unchanged
 from trainer.report.progress import Silent
 from trainer.run import preflight, privacy
 from trainer.settings.methods import DP_SGD

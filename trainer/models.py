@@ -40,9 +40,15 @@ from trainer.model.losses import (
 from trainer.model.metrics import LABEL
 from trainer.model.rows import of_one_row
 from trainer.model.table_model import Table, read_table, table_model
-from trainer.model.trainable_model import TrainableModel, of_users
+from trainer.model.trainable_model import (
+    ONE_VIEW,
+    TrainableModel,
+    Views,
+    of_one_view,
+    of_users,
+    trained_model,
+)
 from trainer.model.user_code import load_function, one_line_errors
-from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model
 from trainer.settings.train_settings import DEFAULT_MODEL, LOSSES_OF_LABELS
 
 #: What Keras's fit, evaluate and predict call.

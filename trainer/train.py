@@ -37,15 +37,15 @@ from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.workers import Workers
 from trainer.core.tf_compat import get_keras_mask, keras, tf
 from trainer.export import check_export, export
-from trainer.gradients.engine import proof
+from trainer.gradients import proof
 from trainer.keras_model import PrivateModel
 from trainer.methods import hooks
 from trainer.methods.optimizers import make_optimizer
-from trainer.model import initial_weights
+from trainer.model import weights
 from trainer.model.evaluation import Evaluator, with_masks
 from trainer.model.rows import of_one_row, target_of
+from trainer.model.trainable_model import Views, first_view, load_views
 from trainer.model.user_code import load_function
-from trainer.model.views import Views, first_view, load_views
 from trainer.report import report
 from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import CURVE_NAME, CURVE_PLOT_NAME, METRICS_NAME
@@ -150,7 +150,7 @@ def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
         loss=models.make_loss(settings.loss),
         views=views,
     )
-    started_at = initial_weights.start_at(settings.initial_weights, model.variables)
+    started_at = weights.start_at(settings.initial_weights, model.variables)
     return dataclasses.replace(model, description={**model.description, **started_at})
 
 

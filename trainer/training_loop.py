@@ -59,10 +59,9 @@ from trainer.core.step.pure_graph import check_state, reads_tables, variables_re
 from trainer.core.step.workers import Workers
 from trainer.core.tf_compat import raw_variable, tf
 from trainer.methods import hooks
-from trainer.model import initial_weights
-from trainer.model.trainable_model import TrainableModel, of_users
+from trainer.model import weights
+from trainer.model.trainable_model import TrainableModel, first_view, of_users
 from trainer.model.user_code import one_line_errors
-from trainer.model.views import first_view
 from trainer.report.progress import Reporter
 from trainer.run import preflight
 from trainer.run.stored_run import StoredRun
@@ -350,7 +349,7 @@ class Training:
         self._workers.together(self._check_weights)
         agreed = {**self._identity, "versions": versions()}
         session.open(held, resumes=resumes, agreed=agreed)
-        initial_weights.take(self._model.network, self._batches, session.run_id)
+        weights.take(self._model.network, self._batches, session.run_id)
         self._identity |= {"batches": session.records_id, "--eval": self._held_out}
         self._stored = StoredRun(session.run, self._store)
         if self._workers.is_chief:
@@ -372,7 +371,7 @@ class Training:
 
     def _check_weights(self) -> None:
         """Refuses weights that another run of this process trained on the same rows."""
-        initial_weights.check(
+        weights.check(
             self._model.network,
             self.session.traced().graph.variables,
             self._batches,

@@ -37,8 +37,8 @@ sys.path.insert(0, str(ROOT))
 from accounting.plots import new_figure  # noqa: E402
 from trainer.core.tf_compat import keras, tf  # noqa: E402
 from trainer.claims.bam import bam_gradients  # noqa: E402
-from trainer.core.step.per_example import clipped  # noqa: E402
-from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum  # noqa: E402
+from trainer.core.step.clipping import clipped  # noqa: E402
+from trainer.gradients.paths import SINGLE_EXAMPLES, clipped_sum  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.report import report  # noqa: E402
 from trainer.report.report import DASHES  # noqa: E402

@@ -46,10 +46,10 @@ from trainer.claims import bam, lazy_tables  # noqa: E402
 from trainer.claims.lazy_noise import LazyNoise  # noqa: E402
 from trainer.core.run.batches import BatchSource  # noqa: E402
 from trainer.core.step.bounded_sum import BoundedSum  # noqa: E402
+from trainer.core.step.clipping import ExampleGradients  # noqa: E402
 from trainer.core.step.dp_step import Step  # noqa: E402
-from trainer.core.step.per_example import ExampleGradients  # noqa: E402
 from trainer.core.tf_compat import keras, tf  # noqa: E402
-from trainer.gradients import clipping  # noqa: E402
+from trainer.gradients import paths  # noqa: E402
 from trainer.model.table_model import read_table, table_model  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.settings.train_settings import TrainSettings  # noqa: E402
@@ -175,7 +175,7 @@ def _banded(setting: Setting) -> Private:
     plan = dataclasses.replace(
         setting.manifest.plan, sampler=TRUNCATED_CYCLIC_POISSON, bands=8
     )
-    return Private(setting, clipping.example_gradients, plan)
+    return Private(setting, paths.example_gradients, plan)
 
 
 def _bam(model: TrainableModel) -> ExampleGradients:
@@ -185,7 +185,7 @@ def _bam(model: TrainableModel) -> ExampleGradients:
 #: Name of a way to train -> what makes it.
 WAYS: dict[str, Callable[[Setting], Any]] = {
     "Keras": Keras,
-    "DP-SGD": lambda setting: Private(setting, clipping.example_gradients),
+    "DP-SGD": lambda setting: Private(setting, paths.example_gradients),
     "BAM": lambda setting: Private(setting, _bam),
     "8 bands": _banded,
 }

@@ -15,7 +15,7 @@ from tests.frozen.compare import Answers
 from tests.trainer.architecture import PHYSICAL
 from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.zoo import arrays, batch
-from trainer.gradients.clipping import clipped_sum
+from trainer.gradients.paths import clipped_sum
 
 CLIP = 0.5
 NUM_ROWS = 4

@@ -27,12 +27,11 @@ from tests.trainer.zoo import arrays
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, tf
 from trainer.fitting import ExampleWeights, weighted
-from trainer.gradients.clipping import ONE_PASS
+from trainer.gradients.paths import ONE_PASS
 from trainer.model.layers import keyed_layers
 from trainer.model.losses import loss_by_name, loss_of_keras
 from trainer.model.rows import of_one_row
-from trainer.model.trainable_model import TrainableModel, nested_inputs
-from trainer.model.views import ONE_VIEW
+from trainer.model.trainable_model import ONE_VIEW, TrainableModel, nested_inputs
 from trainer.models import as_functional, check_model, make_trained
 
 #: Rows of a physical batch.

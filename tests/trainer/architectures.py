@@ -22,7 +22,7 @@ from tests.trainer.architecture import (
 from tests.trainer.odd_architectures import ODD
 from tests.trainer.table_architectures import OF_TABLES
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import SINGLE_EXAMPLES
+from trainer.gradients.paths import SINGLE_EXAMPLES
 
 layers, ops = keras.layers, keras.ops
 

@@ -9,14 +9,13 @@ import numpy as np
 
 from accounting.core.plan import DpSgdPlan
 from trainer.claims.bam import bam_gradients
-from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
+from trainer.core.step.clipping import ExampleGradients, GradientSum, clipped
 from trainer.core.step.dp_step import Step
-from trainer.core.step.grid import Grid
+from trainer.core.step.grid import AdaptiveClip, Grid
 from trainer.core.step.noise import step_noise
-from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
 from trainer.core.step.workers import Alone
-from trainer.gradients.clipping import example_gradients
+from trainer.gradients.paths import example_gradients
 from trainer.model.trainable_model import TrainableModel
 
 _UNIT = 2.0**-30

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.trainer.architecture import Architectures, ids, real, registers
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
+from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES
 
 layers, ops = keras.layers, keras.ops
 

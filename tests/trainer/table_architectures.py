@@ -17,7 +17,7 @@ from tests.trainer.architecture import (
 )
 from tests.trainer.zoo import Turned
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import SINGLE_EXAMPLES
+from trainer.gradients.paths import SINGLE_EXAMPLES
 from trainer.model.table_model import read_table, table_model
 
 layers, ops = keras.layers, keras.ops

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import SINGLE_EXAMPLES
+from trainer.gradients.paths import SINGLE_EXAMPLES
 from trainer.model.trainable_model import TrainableModel
 
 NUM_ROWS = 5

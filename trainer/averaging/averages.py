@@ -53,7 +53,7 @@ from trainer.averaging.iterates import CustomAggregate
 from trainer.core.run.batches import Element
 from trainer.core.run.withheld import withhold_values
 from trainer.core.tf_compat import tf
-from trainer.model.swapped_weights import weights_of
+from trainer.model.weights import weights_of
 from trainer.settings.aggregation_settings import CUSTOM, EMA, UTA, AggregationSettings
 
 

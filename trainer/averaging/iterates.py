@@ -124,8 +124,8 @@ from pipelines.files.storage import write_atomically
 from trainer.model.evaluation import Evaluator
 from trainer.model.metrics import BINARY, CLASSES, OTHER, Metrics, auc, correct
 from trainer.model.rows import Target, as_table
-from trainer.model.swapped_weights import weights_of
 from trainer.model.user_code import load_function, one_line_errors
+from trainer.model.weights import weights_of
 from trainer.report.run_files import ITERATES_NAME, UNCERTAINTY_NAME
 from trainer.settings.aggregation_settings import (
     OMV,

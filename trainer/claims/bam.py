@@ -12,7 +12,7 @@ Hessian product ("BAM FWD-REV" and "BAM SAM" in the paper).  Sharpness-aware
 minimisation calls ``lambda`` the perturbation radius, usually rho.
 
 Formal guarantees:
-  - Those of ``per_example``, for g_i, on every path.  In particular g_i is a function
+  - Those of ``step.clipping``, for g_i, on every path.  In particular g_i is a function
     of the model's weights and row i alone, and is clipped: one row changes the sum by
     at most ``l2_norm_clip``, so that DP-SGD's accounting holds.
   - Where u_i = 0, g_i is the gradient at theta.
@@ -23,9 +23,9 @@ Formal guarantees:
   - ``radius`` 0 gives DP-SGD.
   - All paths agree with a loop over the examples.
 
-There are two paths.  ``one pass`` (see ``engine``) recomputes everything that depends
-on the weights, with each operation's outcome at the example's own weights (see
-``moved_weights``).  ``single examples`` computes each example separately, with its own
+There are two paths.  ``one pass`` (see ``backward_pass``) recomputes everything that
+depends on the weights, with each operation's outcome at the example's own weights.
+``single examples`` computes each example separately, with its own
 copy of the weights; "hvp" always takes this path.  Both process as many examples at a
 time as fit in a fixed amount of memory.
 
@@ -43,24 +43,23 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from trainer.core.claim_names import GRAPH_GRADIENTS
-from trainer.core.step.per_example import ExampleGradients
-from trainer.core.step.single_examples import (
+from trainer.core.step.clipping import (
     MOST_GRADIENT_VALUES,
     ExampleGradient,
+    ExampleGradients,
     SingleExamples,
     example_gradient,
 )
-from trainer.core.step.tracing import trace_eagerly
+from trainer.core.step.pure_graph import trace_eagerly
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import (
+from trainer.gradients.backward_pass import BackwardPass, backward, num_formed_values
+from trainer.gradients.paths import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     choose_path,
     example_gradients,
 )
-from trainer.gradients.engine.backward_pass import BackwardPass, backward
-from trainer.gradients.engine.moved_weights import num_formed_values
-from trainer.gradients.engine.proof import ids_depend_on_weights, proof_of
+from trainer.gradients.proof import ids_depend_on_weights, proof_of
 from trainer.methods.hooks import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.methods import BAM_HVP, BAM_SAM

@@ -54,13 +54,12 @@ import numpy as np
 from accounting.core.validation import InputError
 from trainer.claims.workers.agreement import Group
 from trainer.core.run.withheld import withhold_values
-from trainer.core.step import tensor_memory
-from trainer.core.step.aligned_arrays import aligned
+from trainer.core.step import dp_step
 from trainer.core.step.bounded_sum import StepSum
-from trainer.core.step.noise import rounded
+from trainer.core.step.noise import aligned, rounded
 from trainer.core.step.workers import Alone, Workers
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine.proof import TableReads
+from trainer.gradients.proof import TableReads
 
 #: Number of values of a block of noise (whole rows), which one worker draws.
 _BLOCK = 1 << 15
@@ -157,7 +156,7 @@ class LazyNoise:
         share = slice(self._workers.rank, None, self._workers.count)
         sizes = self._add_noise(rows, units, draw, share=share)
         summed = self._parts(self._workers.sum(values), rows)
-        self._subtract(rows, [*map(tensor_memory.tensor, summed)], sizes)
+        self._subtract(rows, [*map(dp_step.tensor_of, summed)], sizes)
         for index, ids in enumerate(rows):
             self._reached[index][ids] = self._total
             self._rates[index][ids] = 0
@@ -191,7 +190,7 @@ class LazyNoise:
             self._least_rate = min(self._least_rate, float(rate))
             for index, ids in enumerate(self._just_read):
                 new = self._new[index].read_value()
-                self._sums[index][ids] = tensor_memory.array(new)
+                self._sums[index][ids] = dp_step.array_of(new)
                 self._rates[index][ids] = rate
         self._just_read = self._no_rows()
         if math.sqrt(self._total) > _MOST_RATIO * self._least_rate:
@@ -250,7 +249,7 @@ class LazyNoise:
             of_mine = sums[rank * size :][:size]
             mine = self._flush_chunk(chunks[rank], waiting[rank], of_mine, draw)
         if self._workers.count > 1:
-            self._share(chunks, [*map(tensor_memory.array, mine)])
+            self._share(chunks, [*map(dp_step.array_of, mine)])
 
     def _share(self, chunks: list[list[np.ndarray]], mine: list[np.ndarray]) -> None:
         """Sends the weights of each worker's chunk to the others."""
@@ -287,7 +286,7 @@ class LazyNoise:
             units.append(aligned((len(ids), of_table.shape[1]), np.zeros))
             units[-1][waits - ids[:1]] = of_table
         sizes = self._add_noise(rows, units, draw, consecutive=True)
-        return self._subtract(rows, [*map(tensor_memory.tensor, units)], sizes)
+        return self._subtract(rows, [*map(dp_step.tensor_of, units)], sizes)
 
     def _block_rows(self, index: int) -> int:
         return max(1, _BLOCK // self.tables[index].shape[1])

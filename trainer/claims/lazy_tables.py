@@ -18,8 +18,8 @@ from typing import Any
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from trainer.core.tf_compat import keras
-from trainer.gradients.clipping import ONE_PASS
-from trainer.gradients.engine.proof import TableReads, table_reads
+from trainer.gradients.paths import ONE_PASS
+from trainer.gradients.proof import TableReads, table_reads
 from trainer.methods import hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.methods import NON_PRIVATE

@@ -41,17 +41,17 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.core.batches.manifest import Manifest
 from trainer.core.tf_compat import keras, raw_variable, tf
-from trainer.gradients.clipping import (
+from trainer.gradients import proof
+from trainer.gradients.paths import (
     ONE_PASS,
     choose_path,
     clipped_sum,
     example_gradients,
 )
-from trainer.gradients.engine import proof
 from trainer.model.losses import check_range, check_shapes
-from trainer.model.swapped_weights import weights_of
 from trainer.model.trainable_model import TrainableModel, named_inputs
 from trainer.model.user_code import one_line_errors
+from trainer.model.weights import weights_of
 
 #: Layers whose output for one example depends on the others, while they are trained.
 _MIXING = ("BatchNormalization", "SyncBatchNormalization")

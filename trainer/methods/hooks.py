@@ -26,13 +26,13 @@ from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from trainer.core import claim_names
-from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
+from trainer.core.step.clipping import ExampleGradients, GradientSum, clipped
+from trainer.core.step.grid import AdaptiveClip
 from trainer.core.step.noise import DrawStep
-from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
 from trainer.core.tf_compat import raw_variable
-from trainer.gradients import clipping
-from trainer.gradients.clipping import plain_sum
+from trainer.gradients import paths
+from trainer.gradients.paths import plain_sum
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings import methods
 from trainer.settings.train_settings import TrainSettings
@@ -127,7 +127,7 @@ def fastest_path(model: TrainableModel, settings: TrainSettings) -> str:
       settings: Settings of the run, which do not change the path.
     """
     del settings
-    return clipping.choose_path(model)
+    return paths.choose_path(model)
 
 
 def gradients(model: TrainableModel, settings: TrainSettings) -> ExampleGradients:
@@ -138,7 +138,7 @@ def gradients(model: TrainableModel, settings: TrainSettings) -> ExampleGradient
       settings: Settings of the run, which do not change them.
     """
     del settings
-    return clipping.example_gradients(model)
+    return paths.example_gradients(model)
 
 
 DP_SGD_HOOKS = Hooks(choose_path=fastest_path, gradients=gradients)

@@ -18,7 +18,7 @@ what it wants of the mask itself.
 
 Formal guarantees:
   - ``accepts`` decides for every row, from this row alone, whether the loss is defined
-    for its label.  (Other rows contribute nothing: see ``per_example``.)
+    for its label.  (Other rows contribute nothing: see ``core.step.clipping``.)
   - ``check_range`` refuses probabilities under a loss on logits, whatever op or layer
     computes them, and logits under a loss on probabilities.  It does not know which of
     them a user's loss takes.
@@ -49,7 +49,7 @@ from trainer.core.tf_compat import (
     tf,
 )
 from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
-from trainer.model.swapped_weights import weights_of
+from trainer.model.weights import weights_of
 
 LOGITS = "logits"
 PROBABILITIES = "probabilities"

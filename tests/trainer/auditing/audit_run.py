@@ -37,7 +37,7 @@ from tests.trainer.auditing import audit_model, audit_release
 from tests.trainer.auditing.audit_model import CANARY, LAYERS, NUM_CANARIES, directions
 from tests.trainer.auditing.residuals import Check
 from trainer import auditing
-from trainer.core.step.adaptive_clip import CLIPS
+from trainer.core.step.grid import CLIPS
 from trainer.settings.requests import Request
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 from trainer.train import train

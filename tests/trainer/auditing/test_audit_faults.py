@@ -36,11 +36,11 @@ from tests.trainer.auditing.audit_run import (
 )
 from tests.trainer.auditing.residuals import contradicted
 from trainer.claims.lazy_noise import LazyNoise
-from trainer.core.step import dp_step, noise, per_example
+from trainer.core.step import clipping, dp_step, noise
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine.backward_pass import BackwardPass
-from trainer.gradients.engine.gradient_parts import TableRows
+from trainer.gradients.backward_pass import BackwardPass
+from trainer.gradients.gradient_parts import TableRows
 
 pytestmark = [
     pytest.mark.thorough,
@@ -173,9 +173,9 @@ def test_a_sum_beyond_an_automatic_clip_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun, factor: float
 ) -> None:
     """And without the fault nothing is contradicted, but with probability 1e-9."""
-    honest = per_example.clip_scale
+    honest = clipping.clip_scale
     monkeypatch.setattr(
-        per_example,
+        clipping,
         "clip_scale",
         lambda norms, kept, clip: honest(norms, kept, factor * clip),
     )
@@ -219,7 +219,7 @@ def _a_clip_of_each_layer_by_itself(patch: Patch) -> None:
         sums, kept = [], scale > 0
         for piece, part in zip(found.pieces, found.parts, strict=True):
             one = dataclasses.replace(found, pieces=[piece], parts=[part])
-            _, scale = per_example.clip_scale(one.norms(), kept, CLIP)
+            _, scale = clipping.clip_scale(one.norms(), kept, CLIP)
             sums.append(map(tf.convert_to_tensor, scaled_sum(one, scale, cap)))
         return [tf.add_n(values) for values in zip(*sums, strict=True)]
 
@@ -227,9 +227,9 @@ def _a_clip_of_each_layer_by_itself(patch: Patch) -> None:
 
 
 def _no_clip(patch: Patch) -> None:
-    honest = per_example.clip_scale
+    honest = clipping.clip_scale
     patch.setattr(
-        per_example,
+        clipping,
         "clip_scale",
         lambda norms, real, clip: honest(norms, real, math.inf),
     )

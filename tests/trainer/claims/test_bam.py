@@ -31,7 +31,7 @@ from tests.trainer.zoo import (
 )
 from trainer.claims.bam import choose_bam_path
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import (
+from trainer.gradients.paths import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     GradientSum,

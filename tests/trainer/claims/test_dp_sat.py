@@ -13,7 +13,7 @@ from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.claims.dp_sat import SharpnessAwareOptimizer
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
-from trainer.gradients.clipping import clipped_sum
+from trainer.gradients.paths import clipped_sum
 from trainer.model.trainable_model import TrainableModel
 
 CLIP, RHO, RATE, DIVISOR, STDDEV = 0.5, 0.7, 0.3, 8, 0.2

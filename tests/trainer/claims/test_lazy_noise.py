@@ -22,13 +22,12 @@ from trainer.claims import lazy_noise as module
 from trainer.claims import lazy_tables
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.lazy_tables import choose, is_plain_sgd
-from trainer.core.step.adaptive_clip import COUNT_SHAPE, AdaptiveClip
 from trainer.core.step.dp_step import Step
-from trainer.core.step.grid import Grid
+from trainer.core.step.grid import COUNT_SHAPE, AdaptiveClip, Grid
 from trainer.core.step.noise import LaterNoise, grid_normal, step_noise
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import clipped_sum
-from trainer.gradients.engine.proof import TableReads, table_reads
+from trainer.gradients.paths import clipped_sum
+from trainer.gradients.proof import TableReads, table_reads
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 

@@ -18,7 +18,7 @@ from trainer.claims.model_mix import HOOKS, MixingOptimizer, separated_gap
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import mixing_coefficients
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import clipped_sum
+from trainer.gradients.paths import clipped_sum
 from trainer.methods.optimizers import learning_rates, make_optimizer
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings

@@ -11,7 +11,7 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import Column
 from trainer.core.tf_compat import keras, tf
 from trainer.fitting import ExampleWeights, weighted
-from trainer.gradients.clipping import (
+from trainer.gradients.paths import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     choose_path,

@@ -18,9 +18,9 @@ from tests.trainer.zoo import arrays, batch, clipped_total, norm_of
 from trainer import models
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients import clipping
-from trainer.gradients.clipping import ONE_PASS, choose_path, clipped_sum
-from trainer.gradients.engine.proof import table_reads
+from trainer.gradients import paths
+from trainer.gradients.paths import ONE_PASS, choose_path, clipped_sum
+from trainer.gradients.proof import table_reads
 
 NUM_ROWS = 4
 #: A sum of 2^8 numbers, the longest of a row, is rounded 2^8 times: in two orders it
@@ -87,32 +87,32 @@ MODELS: dict[str, tuple[tuple[Column, ...], str, str]] = {
     "transformer:transformer": (
         (Column(name="tokens", dtype="int32", shape=(4,)), LABEL),
         "binary_crossentropy",
-        clipping.ONE_PASS,
+        paths.ONE_PASS,
     ),
     "text:reader": (
         (Column(name="tokens", dtype="int32", shape=(3,)), LABEL),
         "binary_crossentropy",
-        clipping.ONE_PASS,
+        paths.ONE_PASS,
     ),
     "image:cnn": (
         (Column(name="image", dtype="float32", shape=(8, 8, 1)), LABEL),
         "sparse_categorical_crossentropy",
-        clipping.ONE_PASS,
+        paths.ONE_PASS,
     ),
     "image:standardized_cnn": (
         (Column(name="image", dtype="float32", shape=(4, 4, 1)), LABEL),
         "sparse_categorical_crossentropy",
-        clipping.SINGLE_EXAMPLES,
+        paths.SINGLE_EXAMPLES,
     ),
     "vision_transformer:vit": (
         (Column(name="image", dtype="float32", shape=(4, 4, 1)), LABEL),
         "sparse_categorical_crossentropy",
-        clipping.ONE_PASS,
+        paths.ONE_PASS,
     ),
     "two_tower:two_tower": (
         (Column(name="user", dtype="int32"), Column(name="item", dtype="int32"), LABEL),
         "binary_crossentropy",
-        clipping.ONE_PASS,
+        paths.ONE_PASS,
     ),
     "multi_output:visits": (
         (
@@ -121,7 +121,7 @@ MODELS: dict[str, tuple[tuple[Column, ...], str, str]] = {
             Column(name="seconds", dtype="float32"),
         ),
         "examples.models.multi_output:loss",
-        clipping.ONE_PASS,
+        paths.ONE_PASS,
     ),
 }
 
@@ -147,7 +147,7 @@ def test_an_example_model_trains_two_steps(name: str, small_batches: Any) -> Non
         hidden=(),
         loss=models.make_loss(loss),
     )
-    assert clipping.choose_path(model) == path
+    assert paths.choose_path(model) == path
     summed = bounded(model, 1.0, NUM_ROWS)
     step = Step(model.variables, summed, keras.optimizers.SGD(0.1))
     before = [v.numpy() for v in model.variables]

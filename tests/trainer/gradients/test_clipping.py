@@ -31,7 +31,8 @@ from tests.trainer.zoo import (
     pairs,
 )
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import (
+from trainer.gradients.model_check import check_model
+from trainer.gradients.paths import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     GradientSum,
@@ -39,7 +40,6 @@ from trainer.gradients.clipping import (
     clipped_sum,
     plain_sum,
 )
-from trainer.gradients.model_check import check_model
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 
@@ -76,7 +76,7 @@ def test_clipped_coordinates_equal_a_loop_over_examples(
     make: Callable[[], Any], num_values: int, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "trainer.gradients.engine.gradient_parts._MOST_HELD_VALUES", num_values
+        "trainer.gradients.gradient_parts._MOST_HELD_VALUES", num_values
     )
     model, data = make_model(make), rows(NUM_ROWS)
     columns, weight = batch(data, padding=4, fill=0.0 if make is masked_ids else 1e30)
@@ -133,7 +133,7 @@ def test_rows_may_come_in_chunks(
 ) -> None:
     model, data = make_model(layer_normalization), rows(NUM_ROWS)
     num_values = sum(int(np.prod(v.shape)) for v in model.variables)
-    name = "trainer.core.step.single_examples.MOST_GRADIENT_VALUES"
+    name = "trainer.core.step.clipping.MOST_GRADIENT_VALUES"
     monkeypatch.setattr(name, num_rows * num_values + 1)
     gradient_sum = traced(model, path=SINGLE_EXAMPLES)
     found = gradient_sum(*batch(data, padding=20, fill=math.nan))

@@ -28,8 +28,8 @@ from tests.trainer.zoo import (
     numbers,
 )
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients import clipping
-from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
+from trainer.gradients import paths
+from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES
 from trainer.model.trainable_model import GroupedModel
 
 NUM, SIZE = 5, 3
@@ -141,13 +141,13 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
     """Seen to fail where each row of a group was clipped by itself."""
     model = grouped(make, weighted=weighted)
     columns, weight = data_of(model)
-    assert clipping.choose_path(model) == MODELS[make]
+    assert paths.choose_path(model) == MODELS[make]
     gradients = gradients_of(model, columns)
     # Some groups are clipped and some are not: a clip hides errors of scale.
     clip = float(np.median([norm_of(of_group) for of_group in gradients]))
     wanted = clipped_total(gradients, clip, clip / 3)
     for path in {MODELS[make], SINGLE_EXAMPLES}:
-        gradient_sum = clipping.clipped_sum(
+        gradient_sum = paths.clipped_sum(
             model, l2_norm_clip=clip, linf_norm_clip=clip / 3, path=path
         )
         found = tf.function(gradient_sum, autograph=False)(columns, weight)
@@ -195,7 +195,7 @@ def test_a_clip_holds_where_views_cancel() -> None:
     stamps = (1.7e9 + random.normal(0, 300, (6, 2, 2))).astype("f4")
     columns = {"x": stamps, "label": np.tile(np.array([[1, -1]], "i1"), (6, 1))}
     for path in (ONE_PASS, SINGLE_EXAMPLES):
-        gradient_sum = clipping.clipped_sum(both, l2_norm_clip=1.0, path=path)
+        gradient_sum = paths.clipped_sum(both, l2_norm_clip=1.0, path=path)
         for row in range(6):
             one = {k: tf.constant(v[[row]]) for k, v in columns.items()}
             found = arrays(gradient_sum(one, tf.ones(1)))

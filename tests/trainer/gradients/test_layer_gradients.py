@@ -11,13 +11,13 @@ import pytest
 
 from tests.trainer.bounded import bam_sum
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import (
+from trainer.gradients import gradient_parts
+from trainer.gradients.paths import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     GradientSum,
     clipped_sum,
 )
-from trainer.gradients.engine import gradient_parts
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 

@@ -16,11 +16,11 @@ from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
 from trainer.claims import bam
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import ONE_PASS as PATH
-from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path
-from trainer.gradients.engine.backward_pass import backward
-from trainer.gradients.engine.proof import obstacle, proof_of, table_reads
-from trainer.gradients.engine.weight_uses import UnknownUseError
+from trainer.gradients.backward_pass import backward
+from trainer.gradients.paths import ONE_PASS as PATH
+from trainer.gradients.paths import SINGLE_EXAMPLES, choose_path
+from trainer.gradients.proof import obstacle, proof_of, table_reads
+from trainer.gradients.weight_uses import UnknownUseError
 from trainer.model.trainable_model import TrainableModel
 
 CLIP = 0.3

@@ -21,11 +21,11 @@ from tests.trainer.zoo import (
     numbers,
 )
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import ONE_PASS as PATH
-from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path, clipped_sum
-from trainer.gradients.engine import gradient_parts
-from trainer.gradients.engine.gradient_parts import TableRows
-from trainer.gradients.engine.proof import obstacle
+from trainer.gradients import gradient_parts
+from trainer.gradients.gradient_parts import TableRows
+from trainer.gradients.paths import ONE_PASS as PATH
+from trainer.gradients.paths import SINGLE_EXAMPLES, choose_path, clipped_sum
+from trainer.gradients.proof import obstacle
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 

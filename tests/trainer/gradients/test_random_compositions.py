@@ -29,9 +29,9 @@ from tests.trainer.gradients.test_random_operations import (
     is_rows,
 )
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine import row_independence
-from trainer.gradients.engine.row_independence import PerRow, classify
-from trainer.gradients.engine.traced_losses import with_known_sizes
+from trainer.gradients import row_independence
+from trainer.gradients.row_independence import PerRow, classify
+from trainer.gradients.traced_losses import with_known_sizes
 
 pytestmark = pytest.mark.thorough
 

@@ -18,8 +18,8 @@ import pytest
 from tensorflow.python.framework import op_def_registry
 
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine import row_independence
-from trainer.gradients.engine.row_independence import PerRow, classify
+from trainer.gradients import row_independence
+from trainer.gradients.row_independence import PerRow, classify
 
 pytestmark = pytest.mark.thorough
 
@@ -64,7 +64,7 @@ _IMAGE_ROWS = [
     lambda v: tf.reshape(v, (-1, 3, 2, 4)),
     lambda v: tf.reshape(v, (-1, 1, 3, 4)),
 ]
-#: Of a multiple of 16 values, or of others: see `row_sums`.
+#: Of a multiple of 16 values, or of others: see `kernels`.
 _SUMMED_ROWS = [
     lambda v: tf.tile(v, (1, 1, 1, 4)),
     lambda v: tf.tile(v[:, 0, 0], (1, 4)),

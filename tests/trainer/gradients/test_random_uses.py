@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine import gradient_parts
-from trainer.gradients.engine.backward_pass import backward
-from trainer.gradients.engine.proof import Proof, ids_depend_on_weights, prove
-from trainer.gradients.engine.traced_losses import TracedLosses
+from trainer.gradients import gradient_parts
+from trainer.gradients.backward_pass import backward
+from trainer.gradients.proof import Proof, ids_depend_on_weights, prove
+from trainer.gradients.traced_losses import TracedLosses
 
 pytestmark = pytest.mark.thorough
 

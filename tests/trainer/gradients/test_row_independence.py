@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.core.step.row_sums import row_by_row
+from trainer.core.step.kernels import row_by_row
 from trainer.core.tf_compat import gradient_registry, tf
-from trainer.gradients.engine import row_independence
-from trainer.gradients.engine.row_independence import classify, losses_obstacle
+from trainer.gradients import row_independence
+from trainer.gradients.row_independence import classify, losses_obstacle
 
 SHAPE = (4, 3)
 LENGTH = tf.Variable(3, trainable=False)

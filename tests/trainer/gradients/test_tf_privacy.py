@@ -18,7 +18,7 @@ import pytest
 from tests.trainer import zoo
 from tests.trainer.gradients.test_clipping import CLIP
 from tests.trainer.zoo import NUM_ROWS, OTHER, assert_close, batch, masked_ids, nested
-from trainer.core.step import per_example
+from trainer.core.step import clipping
 from trainer.core.tf_compat import tf
 
 #: The functions of ``keras.ops`` that models of ``zoo`` call.
@@ -79,7 +79,7 @@ def test_clip_weights_gives_the_same_bits_with_and_without_tf_privacy(
 ) -> None:
     drawn = np.random.default_rng(5).lognormal(0, 8, 10_000)
     norms = tf.constant([0.0, 1e-45, clip, *drawn], tf.float32)
-    with_it = per_example.clip_weights(clip, norms)
-    monkeypatch.setattr(per_example, "clip_grads", None)
-    without = per_example.clip_weights(clip, norms)
+    with_it = clipping.clip_weights(clip, norms)
+    monkeypatch.setattr(clipping, "clip_grads", None)
+    without = clipping.clip_weights(clip, norms)
     assert with_it.numpy().tobytes() == without.numpy().tobytes()

@@ -22,9 +22,12 @@ from tests.trainer.zoo import arrays, batch, linear, make_model
 from trainer.core.run.run_record import read_run
 from trainer.core.step import grid
 from trainer.core.step.bounded_sum import BoundedSum
-from trainer.core.step.per_example import ExampleGradients
-from trainer.core.step.single_examples import SingleExamples, example_gradient
-from trainer.gradients import clipping
+from trainer.core.step.clipping import (
+    ExampleGradients,
+    SingleExamples,
+    example_gradient,
+)
+from trainer.gradients import paths
 from trainer.methods import hooks
 from trainer.methods.hooks import Hooks
 from trainer.model.trainable_model import TrainableModel
@@ -146,7 +149,7 @@ def test_a_method_from_outside_sums_its_own_gradients(
     same = arrays(hooks.gradient_sum(model, ours)(*data))
     for one, other in zip(found, same, strict=True):
         np.testing.assert_allclose(one, OWN["clip_share"] * other, rtol=1e-5, atol=1e-6)
-    assert hooks.choose_path(model, settings) == clipping.choose_path(model)
+    assert hooks.choose_path(model, settings) == paths.choose_path(model)
 
 
 def test_a_method_from_outside_names_a_claim(register: Register) -> None:

@@ -14,7 +14,7 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from tests.trainer.zoo import assert_close, clipped_total, tape_gradients
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import (
+from trainer.gradients.paths import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     choose_path,

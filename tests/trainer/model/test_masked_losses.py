@@ -11,7 +11,7 @@ import pytest
 from pipelines.core.batches.columns import Column
 from tests.trainer.zoo import assert_close, clipped_total
 from trainer.core.tf_compat import get_keras_mask, keras, tf
-from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path, clipped_sum
+from trainer.gradients.paths import SINGLE_EXAMPLES, choose_path, clipped_sum
 from trainer.model.evaluation import Evaluator, with_masks
 from trainer.model.losses import loss_by_name, loss_of_keras
 from trainer.model.trainable_model import TrainableModel

@@ -15,12 +15,17 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import clipped_sum
+from trainer.gradients.paths import clipped_sum
 from trainer.methods import hooks
 from trainer.model.layers import SEED_WORDS
-from trainer.model.trainable_model import TrainableModel
+from trainer.model.trainable_model import (
+    TrainableModel,
+    Views,
+    first_view,
+    of_one_view,
+    trained_model,
+)
 from trainer.model.user_code import load_function
-from trainer.model.views import Views, first_view, of_one_view, trained_model
 from trainer.settings.train_settings import TrainSettings
 
 SIDE, NUM, SIZE = 6, 4, 3

@@ -36,7 +36,7 @@ from trainer.core.claim_names import CLAIMS
 from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
-from trainer.gradients.engine.proof import table_reads
+from trainer.gradients.proof import table_reads
 from trainer.keras_model import make_private
 from trainer.methods import hooks
 from trainer.model.evaluation import HeldOut

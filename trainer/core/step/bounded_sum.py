@@ -11,7 +11,7 @@ it, and take no such number from anybody else: they cannot disagree.
 
 Formal guarantees:
   - One row changes ``unit`` times the value of a ``BoundedSum``, its count included, by
-    at most ``bound`` in L2 norm (and the relative 1e-4 of float32 that ``per_example``
+    at most ``bound`` in L2 norm (and the relative 1e-4 of float32 that ``clipping``
     names): it clips to what truncation to the grid leaves of the bound (see ``grid``),
     whatever gradients a method brings.
   - Grid, noise, its bands and divisor are functions of ``bound``, ``plan`` and
@@ -35,10 +35,13 @@ from accounting.core.samplers.cyclic_poisson import coefficients
 from accounting.core.validation import InputError, check_float
 from trainer.core import claim_names
 from trainer.core.step import grid
-from trainer.core.step.adaptive_clip import AdaptiveClip
-from trainer.core.step.grid import Grid
-from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
-from trainer.core.step.single_examples import SingleExamples
+from trainer.core.step.clipping import (
+    ExampleGradients,
+    GradientSum,
+    SingleExamples,
+    clipped,
+)
+from trainer.core.step.grid import AdaptiveClip, Grid
 from trainer.core.tf_compat import tf
 
 

@@ -51,7 +51,6 @@ from randomgen import AESCounter
 
 from accounting.core.samplers.cyclic_poisson import FINE
 from pipelines.core.keys import derive
-from trainer.core.step.aligned_arrays import aligned
 
 #: The column of a batch that holds seeds; no file has a column of this name.
 SEEDS = "weight:seeds"
@@ -438,3 +437,21 @@ class NoiseStream:
                 self._queue.get_nowait()
         except queue.Empty:
             pass
+
+
+#: TensorFlow assumes that a tensor's values begin at a multiple of this many bytes.
+ALIGNMENT = 64
+
+
+def aligned(
+    shape: Sequence[int], make: Callable[..., np.ndarray] = np.empty
+) -> np.ndarray:
+    """Returns an int64 array whose memory a tensor can share.
+
+    Args:
+      shape: Shape of the array.
+      make: (number of values, dtype) -> array of one dimension, such as ``np.zeros``.
+    """
+    size = int(np.prod(shape, dtype=np.int64))
+    values = make(size + ALIGNMENT // 8, np.int64)
+    return values[-values.ctypes.data % ALIGNMENT // 8 :][:size].reshape(shape)

@@ -21,14 +21,13 @@ from tests.trainer.bounded import bounded, plan_of
 from tests.trainer.conftest import make_rows
 from tests.trainer.zoo import batch, linear, make_model
 from trainer.core import claim_names
-from trainer.core.step.adaptive_clip import _FINE, _THRESHOLD, CLIPS, AdaptiveClip
 from trainer.core.step.bounded_sum import BoundedSum
+from trainer.core.step.clipping import ExampleGradients, SingleExamples
 from trainer.core.step.dp_step import Step
+from trainer.core.step.grid import _FINE, _THRESHOLD, CLIPS, AdaptiveClip
 from trainer.core.step.noise import step_noise
-from trainer.core.step.per_example import ExampleGradients
-from trainer.core.step.single_examples import SingleExamples
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES, example_gradients
+from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES, example_gradients
 from trainer.model.trainable_model import TrainableModel
 
 DIVISOR = 8

@@ -23,11 +23,14 @@ from trainer.claims.lazy_noise import LazyNoise
 from trainer.core import claim_names
 from trainer.core.step import bounded_sum, grid
 from trainer.core.step.bounded_sum import BoundedSum
+from trainer.core.step.clipping import (
+    ExampleGradients,
+    SingleExamples,
+    example_gradient,
+)
 from trainer.core.step.dp_step import Step
-from trainer.core.step.per_example import ExampleGradients
-from trainer.core.step.single_examples import SingleExamples, example_gradient
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import (
+from trainer.gradients.paths import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     example_gradients,

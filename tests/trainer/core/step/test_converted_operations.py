@@ -16,11 +16,11 @@ from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.gradients.test_clipping import naive_sum
 from tests.trainer.gradients.test_random_operations import ERRORS, SHAPE, Call, called
 from tests.trainer.zoo import arrays, assert_close, batch
-from trainer.core.step import single_examples
-from trainer.core.step.kernel_faults import KNOWN, is_safe_together
+from trainer.core.step import clipping
+from trainer.core.step.kernels import KNOWN, is_safe_together
 from trainer.core.tf_compat import tf
-from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum
-from trainer.gradients.engine import row_independence
+from trainer.gradients import row_independence
+from trainer.gradients.paths import SINGLE_EXAMPLES, clipped_sum
 
 pytestmark = pytest.mark.thorough
 
@@ -114,7 +114,7 @@ def test_so_it_is_in_models(monkeypatch: pytest.MonkeyPatch) -> None:
         kinds.update(op.type for op in graph.get_operations())
         return is_safe_together(graph, columns)
 
-    monkeypatch.setattr(single_examples, "is_safe_together", is_safe)
+    monkeypatch.setattr(clipping, "is_safe_together", is_safe)
     for name in MODELS:
         model, data = ARCHITECTURES[name].plain(), ARCHITECTURES[name].rows(5)
         step = clipped_sum(model, l2_norm_clip=0.3, path=SINGLE_EXAMPLES)

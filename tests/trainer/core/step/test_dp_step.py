@@ -18,13 +18,12 @@ from tests.trainer.thread_workers import Together, Worker
 from trainer.claims.bam import bam_gradients
 from trainer.claims.dp_sat import SharpnessAwareOptimizer
 from trainer.claims.model_mix import MixingOptimizer
-from trainer.core.step.adaptive_clip import AdaptiveClip
+from trainer.core.step.clipping import clipped
 from trainer.core.step.dp_step import Step
-from trainer.core.step.grid import Grid
+from trainer.core.step.grid import AdaptiveClip, Grid
 from trainer.core.step.noise import mixing_coefficients, step_noise
-from trainer.core.step.per_example import clipped
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import clipped_sum, example_gradients
+from trainer.gradients.paths import clipped_sum, example_gradients
 from trainer.model.trainable_model import TrainableModel
 
 CLIP = 0.5

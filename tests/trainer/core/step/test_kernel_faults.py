@@ -11,17 +11,17 @@ import pytest
 from accounting.core.validation import InputError
 from tests.trainer.gradients.test_clipping import naive_sum
 from tests.trainer.zoo import arrays, assert_close, batch, make_model, numbers
-from trainer.core.step.kernel_faults import is_safe_together
-from trainer.core.step.single_examples import example_gradient
-from trainer.core.step.tracing import trace_eagerly
+from trainer.core.step.clipping import example_gradient
+from trainer.core.step.kernels import is_safe_together
+from trainer.core.step.pure_graph import trace_eagerly
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import (
+from trainer.gradients.paths import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     choose_path,
     clipped_sum,
 )
-from trainer.gradients.engine.proof import check_function
+from trainer.gradients.proof import check_function
 
 
 class _Product(keras.layers.Layer):

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.core.step import per_example
-from trainer.core.step.per_example import (
+from trainer.core.step import clipping
+from trainer.core.step.clipping import (
     ExampleGradients,
     cap_coordinates,
     clip_scale,
@@ -27,7 +27,7 @@ from trainer.core.step.per_example import (
     sum_in_chunks,
 )
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum
+from trainer.gradients.paths import SINGLE_EXAMPLES, clipped_sum
 from trainer.model.trainable_model import TrainableModel
 
 
@@ -143,7 +143,7 @@ def test_factors_by_hand(
     clip: float, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not installed:  # TF Privacy
-        monkeypatch.setattr(per_example, "clip_grads", None)
+        monkeypatch.setattr(clipping, "clip_grads", None)
     norms = tf.constant([0.0, 1.0, 4.0, math.nan, math.inf, 1.0])
     real = tf.constant([True, True, True, True, True, False])
     counted, scale = clip_scale(norms, real, clip)

@@ -30,11 +30,10 @@ from tests.trainer.gradients.attacks.catalogue import Case
 from trainer import models
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import tf
-from trainer.gradients.clipping import ONE_PASS
+from trainer.gradients.paths import ONE_PASS
 from trainer.methods import hooks
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss, loss_of_ones_own
-from trainer.model.trainable_model import TrainableModel
-from trainer.model.views import ONE_VIEW, Views, of_one_view
+from trainer.model.trainable_model import ONE_VIEW, TrainableModel, Views, of_one_view
 from trainer.settings.train_settings import TrainSettings
 
 #: As every run of `train`.

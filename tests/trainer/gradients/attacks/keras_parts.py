@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.core.tf_compat import keras, raw_variable, tf
-from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
+from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES
 
 layers = keras.layers
 

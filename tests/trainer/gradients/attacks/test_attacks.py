@@ -28,7 +28,7 @@ from tests.trainer.gradients.attacks.harness import (
     outcome_of,
     step_of,
 )
-from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES, choose_path
+from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES, choose_path
 
 CASES: dict[str, Case] = {
     **writes.CASES,

@@ -30,7 +30,7 @@ from tests.trainer.gradients.attacks.harness import (
 from tests.trainer.gradients.attacks.keras_parts import keras
 from tests.trainer.gradients.attacks.test_attacks import CASES
 from trainer.core.tf_compat import tf
-from trainer.gradients.clipping import ONE_PASS
+from trainer.gradients.paths import ONE_PASS
 from trainer.keras_model import make_private
 
 pytestmark = pytest.mark.usefixtures("lean_results")

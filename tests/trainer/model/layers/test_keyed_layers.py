@@ -24,11 +24,10 @@ from tests.trainer.zoo import (
 )
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients import clipping
-from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
+from trainer.gradients import paths
+from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES
 from trainer.model.layers import SEED_WORDS, has_dropout, keyed_layers
-from trainer.model.trainable_model import TrainableModel
-from trainer.model.views import ONE_VIEW, trained_model
+from trainer.model.trainable_model import ONE_VIEW, TrainableModel, trained_model
 
 layers = keras.layers
 KEY = bytes(range(32))
@@ -83,7 +82,7 @@ def _sums(make: Callable[[], Any]) -> tuple[TrainableModel, list[Any]]:
     """A model, and its sum on every path, which is traced once."""
     model = _trained(make)
     sums = [
-        clipping.clipped_sum(model, l2_norm_clip=CLIP, path=path)
+        paths.clipped_sum(model, l2_norm_clip=CLIP, path=path)
         for path in {MODELS[make], SINGLE_EXAMPLES}
     ]
     return model, [tf.function(one, autograph=False) for one in sums]
@@ -116,7 +115,7 @@ def test_a_mask_is_a_function_of_the_seed_of_its_row_on_every_path(
     wanted = naive_sum(model, data, CLIP)
     without = naive_sum(dataclasses.replace(model, columns=COLUMNS), rows, CLIP)
     assert any(np.abs(a - b).max() > 1e-2 for a, b in zip(wanted, without, strict=True))
-    assert clipping.choose_path(model) == MODELS[make]
+    assert paths.choose_path(model) == MODELS[make]
     # It does not see a mask that all rows share.  Seen to fail if the seeds are
     # ignored, and if all rows take the seed of the first.
     alike = _with_seeds(np.repeat(rows[:1], NUM_ROWS))

@@ -59,7 +59,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from trainer.core.step.per_example import (
+from trainer.core.step.clipping import (
     cap_coordinates,
     clip_to_norm,
     concat_in_chunks,
@@ -69,7 +69,7 @@ from trainer.core.step.per_example import (
     zero_others,
 )
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine.weight_uses import Piece, Use, einsum_letters
+from trainer.gradients.weight_uses import Piece, Use, einsum_letters
 
 #: Largest number of values of formed gradients that are held at a time.
 _MOST_HELD_VALUES = 1 << 23

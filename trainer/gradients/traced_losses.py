@@ -22,9 +22,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.core.step.kernel_faults import check_products
-from trainer.core.step.pure_graph import check_pure
-from trainer.core.step.tracing import trace_eagerly
+from trainer.core.step.kernels import check_products
+from trainer.core.step.pure_graph import check_pure, trace_eagerly
 from trainer.core.tf_compat import tf
 from trainer.model.trainable_model import TrainableModel
 

@@ -42,9 +42,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core.step.row_sums import is_row_by_row
+from trainer.core.step.kernels import is_row_by_row
 from trainer.core.tf_compat import gradient_registry, tf
-from trainer.gradients.engine.traced_losses import static_value, with_known_sizes
+from trainer.gradients.traced_losses import static_value, with_known_sizes
 
 
 @dataclasses.dataclass(frozen=True)

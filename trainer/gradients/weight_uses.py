@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.gradients.engine.traced_losses import static_value
+from trainer.gradients.traced_losses import static_value
 
 #: Operations that read rows of a table, whose ids are their second input.
 LOOK_UPS = ("GatherV2", "ResourceGather")

@@ -1,4 +1,6 @@
-"""Initial weights: of a file, which the user declares public, or of no other run.
+"""Initial weights of a run, and other weights in a model for a while.
+
+Initial weights are of a file, which the user declares public, or of no other run:
 
     FILE.npz     NumPy arrays in the order of the trainable weights: an iterate that a
                  run kept (weight_0, weight_1, ...), or ``np.savez(file, *arrays)``
@@ -20,15 +22,20 @@ Formal guarantees:
   - Weights in the folder of a run on the same batches are refused: see ``preflight``.
   - The run record contains the digest of the file.
 
+  - After ``weights_of`` the variables have their old values, bit for bit, also after an
+    exception.
+  - ``unchanged`` raises if a variable changed, and then restores all.
+
 Public: everything here, as the user declares, except digests of the rows' files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,3 +180,45 @@ def _rows_of(variable: Any) -> dict[str, Any]:
 
 def _digest(variable: Any) -> str:
     return hashlib.sha256(np.asarray(variable.numpy()).tobytes()).hexdigest()
+
+
+@contextlib.contextmanager
+def unchanged(variables: Sequence[Any], what: str) -> Iterator[None]:
+    """Checks that no state changes within a context; otherwise restores variables.
+
+    Args:
+      variables: TensorFlow variables.
+      what: What runs in the context, in words.
+
+    Raises:
+      InputError: a variable changed.
+    """
+
+    before = [variable.numpy() for variable in variables]
+    yield
+    after = [variable.numpy() for variable in variables]
+    if any(a.tobytes() != b.tobytes() for a, b in zip(before, after, strict=True)):
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        raise InputError(
+            f"Expected {what} to change no variable of the model: it would hold values "
+            "of rows without noise. Remove the assignment."
+        )
+
+
+@contextlib.contextmanager
+def weights_of(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+    """Sets variables to ``values`` within a context.
+
+    Args:
+      variables: TensorFlow variables.
+      values: An array or tensor of the shape of each.
+    """
+    saved = [variable.numpy() for variable in variables]
+    try:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        yield
+    finally:
+        for variable, value in zip(variables, saved, strict=True):
+            variable.assign(value)

@@ -21,17 +21,17 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from trainer.core.run.withheld import place_of
-from trainer.core.step.per_example import filled, keep_rows, real_rows
-from trainer.core.step.tracing import check_eager, in_graph
+from trainer.core.step.clipping import filled, keep_rows, real_rows
+from trainer.core.step.pure_graph import check_eager, in_graph
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine.row_independence import (
+from trainer.gradients.row_independence import (
     Kind,
     PerRow,
     classify,
     losses_obstacle,
 )
-from trainer.gradients.engine.traced_losses import TracedLosses, copy_into, trace
-from trainer.gradients.engine.weight_uses import (
+from trainer.gradients.traced_losses import TracedLosses, copy_into, trace
+from trainer.gradients.weight_uses import (
     LOOK_UPS,
     Piece,
     UnknownUseError,

@@ -1,14 +1,14 @@
 """Which way gives the gradients of single examples; and sums of them.
 
 Formal guarantees:
-  - Those of ``core.step.per_example`` on both paths, which agree with a loop over the
+  - Those of ``core.step.clipping`` on both paths, which agree with a loop over the
     examples.
 
 Two paths:
 
-  - ``one pass`` (see ``engine``): the traced graph proves that rows do not mix, and
+  - ``one pass`` (``backward_pass``): the traced graph proves that rows do not mix, and
     that only known operations use weights.
-  - ``single examples`` (see ``core.step.single_examples``): all other models.  Each
+  - ``single examples`` (see ``core.step.clipping``): all other models.  Each
     example is computed by itself, for as many examples at a time as fit a fixed memory.
 
 Public: the path.  Sensitive: every input and output.
@@ -23,16 +23,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from accounting.core.validation import check_choice
-from trainer.core.step.per_example import (
+from trainer.core.step.clipping import (
     ExampleGradients,
     GradientSum,
+    SingleExamples,
     clipped,
     real_rows,
 )
-from trainer.core.step.single_examples import SingleExamples
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine import proof
-from trainer.gradients.engine.backward_pass import one_pass
+from trainer.gradients import proof
+from trainer.gradients.backward_pass import one_pass
 from trainer.model.trainable_model import TrainableModel
 
 ONE_PASS = "one pass"
