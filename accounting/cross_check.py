@@ -41,8 +41,8 @@ from accounting.core.plan import (
     DpSgdPlan,
 )
 from accounting.core.pld import dominating_pairs
-from accounting.core.samplers.composed_steps import probability
 from accounting.core.samplers.cyclic_poisson import steps_of_an_example
+from accounting.core.samplers.poisson import probability
 from accounting.core.validation import InputError
 
 #: Spacing of dp_accounting's grid of privacy losses.

@@ -1,14 +1,28 @@
-"""Matplotlib figures without pyplot's global state, and checks of their paths."""
+"""Matplotlib figures without pyplot: of trade-offs, audits and sweeps."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from accounting.auditing.verdicts import USUAL_CONFIDENCE, Verdict, percent
+from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError
+from accounting.planning import comparison
+from accounting.planning.comparison import DELTA, NOISE
+from accounting.planning.sweeps import AXES, Point, Sweep
+from accounting.trade_off import TradeOff, percent_up
+
+_PROVEN, _FOUND, _BAD = "#31688e", "#d95f02", "#b2182b"
+_LEAST = 1e-6
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
@@ -52,3 +66,224 @@ def save(figure: Any, path: Path) -> None:
     """
     check_path(path)
     figure.savefig(path, dpi=150)
+
+
+def draw_trade_off(found: TradeOff, title: str, path: Path) -> None:
+    """Draws the largest true positive rate over the false positive rate, twice.
+
+    Args:
+      found: The trade-off that `trade_off.trade_off` returned.
+      title: Title of the picture.
+      path: File of the picture; its suffix determines the format.
+
+    Raises:
+      InputError: the folder does not exist, or the format is unknown.
+    """
+    figure, (left, right) = new_figure(9.6, 4.8, columns=2)
+    axes_rates = (left, np.linspace(0, 1, 401)), (right, np.geomspace(_LEAST, 1, 401))
+    for axes, rates in axes_rates:
+        most = [found.true_positive_rate(float(rate)) for rate in rates]
+        axes.plot(rates, most, color=_PROVEN, label="the best test, at most")
+        axes.fill_between(
+            rates, most, 1, color=_PROVEN, alpha=0.15, lw=0, label="impossible"
+        )
+        axes.plot(rates, rates, ":", color="0.5", label="mere guessing")
+        axes.set_ylabel("true positive rate: used rows called used")
+    left.set(xlim=(0, 1), ylim=(0, 1), title="all tests")
+    ends = {"xlim": (_LEAST, 1), "ylim": (_LEAST, 1)}
+    right.set(xscale="log", yscale="log", title="tests that accuse few", **ends)
+    advantage = f"membership advantage at most {percent_up(found.advantage)}"
+    figure.suptitle(f"{title}\n{advantage}", size=10)
+    _finish(figure, (left, right), "false positive rate: unused rows called used")
+    save(figure, path)
+
+
+def _finish(figure: Any, both: tuple[Any, Any], label: str) -> None:
+    for axes in both:
+        axes.set_xlabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles = both[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3)
+
+
+def draw_audit(verdict: Verdict, title: str, path: Path) -> None:
+    """Draws the error rates twice: all of them, and where false positives are rare.
+
+    If the claim is true, no test has error rates in the shaded regions.
+
+    Args:
+      verdict: A result of `verdicts.judge`.
+      title: Title of the figure.
+      path: Where to write; the suffix gives the format.
+
+    Raises:
+      InputError: the folder does not exist, or the format is unknown.
+    """
+    figure, (left, right) = new_figure(9.6, 5.2, columns=2)
+    least, claim = 0.5 / verdict.trials, verdict.claim
+    fpr = np.geomspace(least, 1.0, 500)
+    fnr = claim.profile.least_fnr(fpr)
+    claimed = f"claimed: epsilon ≤ {upper_text(claim.epsilon)} at delta {claim.delta!r}"
+    impossible = "impossible if the claim is true"
+    left.plot(fpr, fnr, color=_PROVEN, label=claimed)
+    left.fill_between(fpr, 0, fnr, color=_PROVEN, alpha=0.15, lw=0, label=impossible)
+    left.plot(fpr, 1 - fpr, ":", color="0.5", label="perfect privacy")
+    right.plot(fpr, 1 - fnr, color=_PROVEN)
+    right.fill_between(fpr, 1 - fnr, 1, color=_PROVEN, alpha=0.15, lw=0)
+    right.plot(fpr, fpr, ":", color="0.5")
+    false = np.array([point.fpr for point in verdict.points])
+    missed = np.array([point.fnr for point in verdict.points])
+    _add_points(left, false, missed)
+    # The true positive rate is 1 - FNR: its bounds are in the opposite order.
+    _add_points(right, np.maximum(false, least), np.maximum(1 - missed[:, ::-1], least))
+    left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), title="all errors")
+    left.set_ylabel("the example taken for a ghost")
+    # On a logarithmic axis, no error is drawn as half an error in all trials.
+    ends = (least * 0.7, 1.4)
+    right.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title="rare errors")
+    right.set_ylabel("the example recognised")
+    color = _BAD if verdict.violated else "black"
+    figure.suptitle(f"{title}\n{verdict.text}", size=10, color=color)
+    _finish(figure, (left, right), "ghosts taken for the example")
+    save(figure, path)
+
+
+def _add_points(axes: Any, x: np.ndarray, y: np.ndarray) -> None:
+    """Draws rates with intervals; columns are low, rate, high."""
+    x_bars, y_bars = (np.abs(rates[:, [0, 2]] - rates[:, [1]]).T for rates in (x, y))
+    label = f"found, with {percent(USUAL_CONFIDENCE)} intervals"
+    style = {"fmt": "o", "markersize": 3, "linewidth": 0.8, "color": _FOUND}
+    axes.errorbar(x[:, 1], y[:, 1], xerr=x_bars, yerr=y_bars, label=label, **style)
+
+
+# -- sweeps: guarantees solid, lower bounds hollow
+
+_PALETTE = (
+    "#440154", "#31688e", "#35b779", "#d95f02", "#7570b3", "#666666", "#e7298a",
+    "#1b6f4f", "#a6761d", "#000000",
+)  # fmt: skip
+_MARKERS = "osD^vPX*<>"
+_DASHES = ("-", (0, (6, 2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
+#: Of each power of ten, in a picture of few of them.
+_TICKS = {False: (1.0, 2.0, 5.0), True: (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)}
+_LOWER = {"linestyle": ":", "linewidth": 1.2, "markerfacecolor": "white"}
+
+
+def draw_sweep(sweep: Sweep, path: Path) -> None:
+    """Draws the lines of a sweep.
+
+    Args:
+      sweep: Points of the lines.
+      path: File of the picture; its suffix determines the format.
+    """
+    figure, axes = new_figure(9.0, 5.0)
+    drawn = [_draw_line(axes, sweep, index) for index in range(len(sweep.lines))]
+    handles: list[Any] = [line for line, _ in drawn]
+    if any(banded for _, banded in drawn):
+        handles.append(_sample(label="lower bound: no guarantee", **_LOWER, marker="o"))
+        handles.append(Patch(color="0.8", label="between the bounds: not known"))
+    handles += _draw_estimates(axes, sweep)
+    _set_scales(axes, sweep)
+    axes.set_title(sweep.title, size=10)
+    figure.legend(
+        handles=handles,
+        loc="outside right upper",
+        fontsize="small",
+        handlelength=3,
+        handleheight=1.2,
+    )
+    save(figure, path)
+
+
+def _sample(**style: Any) -> Line2D:
+    return Line2D([], [], color="0.3", **style)
+
+
+def _draw_line(axes: Any, sweep: Sweep, index: int) -> tuple[Line2D, bool]:
+    """Draws one line; of equal lines the later ones are thinner, and on top.
+
+    Returns:
+      The line of what is proven, and whether there is a band below it.
+    """
+    points = sweep.points[index]
+    # From 1, of the first line, to 0, of the last.
+    layer = 1 - index / max(1, len(sweep.lines) - 1)
+    places = [_place(sweep, point) for point in points]
+    style: dict[str, Any] = {
+        "color": _PALETTE[index % len(_PALETTE)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markersize": 5 + 4 * layer,
+    }
+    proven = [_number(comparison.proven_text(point.answer)) for point in points]
+    least = [
+        math.nan
+        if comparison.is_exact(point.answer)
+        else _number(comparison.least_text(point.answer))
+        for point in points
+    ]
+    banded = not all(map(math.isnan, least))
+    [line] = axes.plot(
+        places, proven, **style, label=sweep.lines[index].name.replace(", ", ",\n", 1),
+        linestyle=_DASHES[index % len(_DASHES)], linewidth=1.5 + 2.5 * layer,
+    )  # fmt: skip
+    if banded:
+        axes.fill_between(places, least, proven, color=style["color"], alpha=0.15, lw=0)
+        # Hidden where it is as good as equal to what is proven.
+        axes.plot(places, least, **style, **_LOWER, zorder=1.9)
+    return line, banded
+
+
+def _place(sweep: Sweep, point: Point) -> float:
+    place = AXES[sweep.axis].read(point.question)
+    assert place is not None
+    return place
+
+
+def _number(text: str) -> float:
+    return math.nan if text in ("infinite", "unknown") else float(text)
+
+
+def _draw_estimates(axes: Any, sweep: Sweep) -> list[Line2D]:
+    """Draws TAN's closed form, once for all lines of one total noise."""
+    points = [point for point in sweep.points[0] if point.estimate is not None]
+    if not points:
+        return []
+    label = "TAN's closed form:\nan estimate, no guarantee"
+    return list(
+        axes.plot(
+            [_place(sweep, point) for point in points],
+            [point.estimate.epsilon for point in points if point.estimate],
+            color="black", linestyle=(0, (1, 1)), linewidth=2, zorder=4, label=label,
+        )
+    )  # fmt: skip
+
+
+def _is_linear(sweep: Sweep) -> bool:
+    """Whether the axis is linear, or must be, as it shows a zero."""
+    return AXES[sweep.axis].linear or sweep.values[0] <= 0
+
+
+def _set_scales(axes: Any, sweep: Sweep) -> None:
+    if not _is_linear(sweep):
+        axes.set_xscale("log")
+    axes.set_xticks(sweep.values, [_tick(value) for value in sweep.values])
+    axes.xaxis.set_minor_locator(NullLocator())
+    if max(len(_tick(value)) for value in sweep.values) > 4:
+        axes.tick_params("x", rotation=30)
+    axes.set_yscale("log")
+    if sweep.asks_for != DELTA:
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=_TICKS[bool(high / low < 40)]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(AXES[sweep.axis].label)
+    needed = "that suffices" if sweep.asks_for == NOISE else "that is proven"
+    axes.set_ylabel(f"{sweep.asks_for} {needed}")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _tick(value: float) -> str:
+    if float(value).is_integer() and value < 1e9:
+        return f"{int(value):,}"
+    return f"{value:g}"

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from accounting import trade_off as trade_off_bounds
 from accounting.core import deltas, intervals, sampler_registry
 from accounting.core import neighboring_relation as relations
 from accounting.core.claim import AUTO_CLIP, RELIANCES, Claim, claim_of
@@ -19,8 +20,7 @@ from accounting.core.intervals import lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import installed_version
-from accounting.trade_off import bounds as trade_off_bounds
-from accounting.trade_off.bounds import TradeOff
+from accounting.trade_off import TradeOff
 
 if TYPE_CHECKING:
     from accounting.core.claim import MethodWording, Theorem

@@ -136,7 +136,7 @@ def _check_runs(text: str, asked: FitOptions) -> None:
             "Expected --runs or --of-runs, not both: the theorem of a search gives one "
             "epsilon, of which those of several searches add. Omit one."
         )
-    from accounting.claims.selection.best_of import MOST_AS_GOOD  # after --help
+    from accounting.claims.selection import MOST_AS_GOOD  # after --help
     from trainer.run import privacy
 
     check_int("runs", asked.runs, at_least=2, at_most=MOST_AS_GOOD)

@@ -60,10 +60,10 @@ from typing import Any
 
 import numpy as np
 
-from accounting.auditing import audit as claims
-from accounting.auditing import audits
-from accounting.auditing.audit import Verdict
-from accounting.auditing.audits import Case, Observe
+from accounting.auditing import verdicts as claims
+from accounting.auditing import worst_cases
+from accounting.auditing.verdicts import Verdict
+from accounting.auditing.worst_cases import Case, Observe
 from accounting.core import accountant
 from accounting.core.intervals import delta_text, lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
@@ -100,7 +100,7 @@ def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     Raises:
       InputError: the sampler has no audit.
     """
-    return audits.audit_of(plan.sampler, canary_rows).worst_case(plan)
+    return worst_cases.audit_of(plan.sampler, canary_rows).worst_case(plan)
 
 
 def _blocks(case: Case) -> list[BlockRows]:
@@ -212,7 +212,7 @@ def score(
     observe: Observe,
     *,
     positions: np.ndarray,
-    means: tuple[float, float] = audits.MEANS,
+    means: tuple[float, float] = worst_cases.MEANS,
     canary_rows: int = 1,
 ) -> np.ndarray:
     """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
@@ -225,7 +225,7 @@ def score(
       means: Means of a step with the canary and with the ghost, relative to steps
         without.
     """
-    of_sampler = audits.audit_of(plan.sampler, canary_rows)
+    of_sampler = worst_cases.audit_of(plan.sampler, canary_rows)
     return of_sampler.score(plan, noise_multiplier, observe, positions, means)
 
 

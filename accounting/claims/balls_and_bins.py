@@ -26,17 +26,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from accounting.claims import random_allocation
+from accounting import lower_bounds
+from accounting.claims import random_allocation, shuffle
 from accounting.claims.random_allocation import Direction
-from accounting.claims.shuffles import shuffle
 from accounting.core import sampler_registry
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, below, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.numerics import TOLERANCE, log_ratio, smallest_noise_in_two
 from accounting.core.plan import DpSgdPlan
 from accounting.core.samplers import deterministic
-from accounting.lower_bounds import merged_outcomes
-from accounting.lower_bounds.merged_outcomes import (
+from accounting.lower_bounds import (
     largest_insufficient_noise,
     lower_epsilon,
 )
@@ -77,7 +76,7 @@ def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
     if count == 1:
         # Values have the same relative error as masses: use a slightly larger epsilon.
         return direction.delta(epsilon + direction.relative_error) * margin
-    return margin * merged_outcomes.lower_delta_of_sum(direction.atoms, count, epsilon)
+    return margin * lower_bounds.lower_delta_of_sum(direction.atoms, count, epsilon)
 
 
 def _is_numerical(plan: DpSgdPlan, noise_multiplier: float) -> bool:

@@ -54,10 +54,6 @@ def print_answers(asked: PlanOptions, *, as_json: bool) -> None:
         _tuning(question, asked, as_json)
         return
     rows = _rows(question, _lines([question], asked, sampler_registry.names()))
-    if plot is not None:
-        from accounting.planning import pictures
-
-        pictures.draw_comparison(question, rows, plot)
     if as_json:
         answers = {"answers": [row.to_json() for row in rows]}
         print(json.dumps({**_described(question), **answers}, indent=2))
@@ -171,9 +167,9 @@ def _sweep(question: Question, asked: PlanOptions, as_json: bool) -> None:
             progress=progress.show,
         )
     if plot is not None:
-        from accounting.planning import pictures
+        from accounting import plots
 
-        pictures.draw_sweep(found, plot)
+        plots.draw_sweep(found, plot)
     if as_json:
         print(json.dumps(_sweep_json(found), indent=2))
     else:
@@ -212,6 +208,7 @@ def _check_options(asked: PlanOptions) -> None:
     needs = (
         ("values", "sweep", "--sweep"),
         ("sweep", "values", "--values"),
+        ("plot", "sweep", "--sweep"),
         ("tan", "sweep", "--sweep"),
         ("also_num_steps", "tan", "--tan"),
     )
@@ -372,7 +369,7 @@ def _theorems(asked: PlanOptions) -> dict[str, Theorem]:
         return {}
     if clip is None:
         raise InputError("Expected --l2-norm-clip beside --mix-width. Give both.")
-    from accounting.claims.model_mix.theorem import Mixing  # it loads scipy
+    from accounting.claims.model_mix import Mixing  # it loads scipy
 
     return {
         f"ModelMix {width:g}, p={factor}": Mixing(

@@ -5,7 +5,7 @@ default is zero-out: an example is replaced by a ghost that contributes zero
 (`REPLACE_SPECIAL` in dp_accounting).  `accounting.core.neighboring_relation` lists the
 others.  Answers are intervals whose type tells a guarantee from a lower bound; see
 `accounting.core.intervals`.  Lower bounds that take seconds are those of
-`accounting.lower_bounds.poisson_batches`.
+`accounting.lower_bounds`.
 
 Upper bounds of Poisson and truncated batches are within 1e-4 of what their theorem
 gives for a delta of 1e-20 or more, and lower bounds are useful there; those of balls

@@ -9,7 +9,7 @@ Formal guarantees:
 
 Most training methods release noisy sums of clipped gradients; `accountant` bounds their
 epsilon.  A method that releases something else implements `Theorem`, which answers the
-same questions.  ModelMix's is `accounting.claims.model_mix.theorem.Mixing`.
+same questions.  ModelMix's is `accounting.claims.model_mix.Mixing`.
 
 Public: everything.
 """

@@ -5,7 +5,7 @@ with a `Sampler`: its bounds and its words in a privacy statement.  The `Sampler
 given as a place to import from at the first use.  The rest of the project asks for
 these capabilities and never for a name.  The function that assigns rows to steps is
 registered with `pipelines.sampling.samplers.register`, and an audit with
-`accounting.auditing.audits.register`.
+`accounting.auditing.worst_cases.register`.
 
 Formal guarantees:
   - nothing by default: what a sampler does not provide is refused.
@@ -122,8 +122,8 @@ class Sampler:
 #: Name -> the sampler, or its place ``module:attribute``.
 _SAMPLERS: dict[str, Sampler | str] = {
     "deterministic": "accounting.core.samplers.deterministic:SAMPLER",
-    "persistent-shuffle": "accounting.claims.shuffles.shuffle:PERSISTENT",
-    "dynamic-shuffle": "accounting.claims.shuffles.shuffle:DYNAMIC",
+    "persistent-shuffle": "accounting.claims.shuffle:PERSISTENT",
+    "dynamic-shuffle": "accounting.claims.shuffle:DYNAMIC",
     "poisson": "accounting.core.samplers.poisson:SAMPLER",
     "truncated-poisson": "accounting.core.samplers.truncated_poisson:SAMPLER",
     "balls-and-bins": "accounting.claims.balls_and_bins:SAMPLER",

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from accounting import composition
-from accounting.claims.selection import best_of
-from accounting.claims.selection.best_of import (
+from accounting.claims import selection
+from accounting.claims.selection import (
     NumberOfRuns,
+    check_plan,
     epsilon_of_best,
     noise_of_best,
 )
-from accounting.claims.selection.selected import check_plan
 from accounting.composition import Profile
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
@@ -92,7 +92,7 @@ class Tuning:
         Raises:
           InputError: a number of runs out of range, or a sampler without a profile.
         """
-        most = best_of.MOST_AS_GOOD
+        most = selection.MOST_AS_GOOD
         check_int("runs", self.num_runs, at_least=2, at_most=most)
         check_plan(self.plan)
 
@@ -144,9 +144,9 @@ class Tuning:
 
     def _laws(self) -> list[NumberOfRuns]:
         found = []
-        for shape in best_of.SHAPES:
+        for shape in selection.SHAPES:
             try:
-                found.append(best_of.as_good_as(self.num_runs, shape))
+                found.append(selection.as_good_as(self.num_runs, shape))
             except InputError:  # it would take thousands of runs
                 continue
         return found

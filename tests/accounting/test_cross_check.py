@@ -6,11 +6,10 @@ from importlib import metadata
 import dp_accounting
 import pytest
 
-from accounting import cross_check
-from accounting.claims.model_mix.theorem import Mixing
+from accounting import cross_check, lower_bounds
+from accounting.claims.model_mix import Mixing
 from accounting.core import accountant
 from accounting.core.validation import InputError
-from accounting.lower_bounds import poisson_batches
 from tests.accounting.plans import make_plan
 
 #: Relative; both accountants round privacy losses up, by 1e-4 at the most.
@@ -61,7 +60,7 @@ def test_a_tight_cap_under_add_or_remove_is_no_error():
     asked = {"neighboring_relation": "ADD_OR_REMOVE_ONE"}
     ours, theirs = both(plan, 2.126, **asked)
     question = {"noise_multiplier": 2.126, "delta": 1e-5, **asked}
-    assert poisson_batches.epsilon(plan, **question).lower <= theirs < ours
+    assert lower_bounds.epsilon(plan, **question).lower <= theirs < ours
 
 
 def test_no_noise_is_an_infinite_epsilon_of_both(small_plan):

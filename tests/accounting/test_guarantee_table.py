@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from accounting import lower_bounds
 from accounting.core import accountant, neighboring_relation
 from accounting.core.intervals import Bounds
 from accounting.core.neighboring_relation import NAMES, RELATIONS, REPLACE_SPECIAL
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from accounting.cross_check import second_opinion
-from accounting.lower_bounds import poisson_batches
 from tests.sampler_fields import needed
 
 FILE = pathlib.Path(__file__).parents[2] / "accounting" / "README.md"
@@ -54,7 +54,7 @@ def answer(sampler: str, unit: dict[str, Any]) -> Bounds | None:
         return None
     question = {"noise_multiplier": NOISE, "delta": DELTA, **unit}
     try:
-        return poisson_batches.epsilon(plan(sampler), **question)
+        return lower_bounds.epsilon(plan(sampler), **question)
     except InputError:
         return accountant.epsilon(plan(sampler), **question)
 

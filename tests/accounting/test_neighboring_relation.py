@@ -7,13 +7,12 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
-from accounting import statement
-from accounting.claims.model_mix.theorem import Mixing
+from accounting import lower_bounds, statement
+from accounting.claims.model_mix import Mixing
 from accounting.core import accountant, neighboring_relation
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.pld import gaussian
 from accounting.core.validation import InputError
-from accounting.lower_bounds import poisson_batches
 from accounting.planning import groups
 from tests.accounting.plans import make_plan
 from tests.sampler_fields import needed
@@ -174,7 +173,7 @@ def test_deterministic_batches_under_replace_one_have_half_the_noise(small_plan)
 def test_noise_under_replace_one_meets_the_target_and_is_needed(small_plan, sampler):
     plan = make(small_plan, sampler)
     noise = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-5, **REPLACE)
-    answer = poisson_batches.delta(
+    answer = lower_bounds.delta(
         plan, noise_multiplier=noise.guarantee, epsilon=2.0, **REPLACE
     )
     assert 0.98e-5 < answer.lower <= answer.guarantee <= 1e-5
@@ -185,7 +184,7 @@ def test_noise_under_replace_one_meets_the_target_and_is_needed(small_plan, samp
 @pytest.mark.parametrize(("sampler", "size"), [("poisson", 3), ("poisson", 100)])
 def test_bounds_under_replace_one_enclose(sampler, size, noise, epsilon):
     plan = make_plan(sampler, 100, size, 3)
-    answer = poisson_batches.delta(
+    answer = lower_bounds.delta(
         plan, noise_multiplier=noise, epsilon=epsilon, **REPLACE
     )
     assert 0.0 <= answer.lower <= answer.guarantee <= 1.0

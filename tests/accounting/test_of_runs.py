@@ -10,7 +10,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from accounting.claims.model_mix.theorem import Mixing
+from accounting.claims.model_mix import Mixing
 from accounting.core import accountant
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,

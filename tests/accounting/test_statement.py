@@ -7,7 +7,7 @@ import json
 import pytest
 
 from accounting import statement
-from accounting.claims.model_mix.theorem import Mixing
+from accounting.claims.model_mix import Mixing
 from accounting.core import accountant, intervals
 from accounting.core import claim as claims
 from accounting.core.plan import SAMPLERS, DpSgdPlan

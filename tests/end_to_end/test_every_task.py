@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.claims.selection.best_of import NumberOfRuns
+from accounting.claims.selection import NumberOfRuns
 
 pytestmark = pytest.mark.usefixtures("warm_starts", "answers_once")
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting import composition
-from accounting.claims.selection.best_of import SHAPES, as_good_as, epsilon_of_best
+from accounting.claims.selection import SHAPES, as_good_as, epsilon_of_best
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd import fit_stages, rehearsal
@@ -46,7 +46,7 @@ CHOICES = [
 #: A search that draws two runs, and dies before the first of them.
 KILLED = """
     import os, signal, sys
-    from accounting.claims.selection.best_of import NumberOfRuns
+    from accounting.claims.selection import NumberOfRuns
     from trainer.releases import tuning
     NumberOfRuns.draw = lambda *_: 2
     tuning._scored = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accounting import cross_check
+from accounting import cross_check, trade_off
 from accounting.core import deltas
 from accounting.core.claim import AUTO_CLIP, plan_of_all
 from accounting.core.intervals import upper_text
@@ -19,8 +19,7 @@ from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from accounting.statement import PrivacyStatement
-from accounting.trade_off import bounds
-from accounting.trade_off.bounds import TradeOff
+from accounting.trade_off import TradeOff
 from pipelines.batches.folder import read_certificate
 from trainer.core.run.run_record import read_run
 from trainer.report.run_files import read_finished
@@ -220,12 +219,12 @@ def _said(statement: PrivacyStatement, asked: Asked) -> Said:
     fields, text = statement.to_json(), statement.to_text().rstrip("\n")
     if asked.trade_off or asked.plot is not None:
         found = _trade_off(statement)
-        fields["trade_off"] = found.to_json(bounds.CURVE_RATES)
+        fields["trade_off"] = found.to_json(trade_off.CURVE_RATES)
         text += f"\n{_table(found)}"
     if asked.plot is not None:
-        from accounting.trade_off import plot  # matplotlib, for this option alone
+        from accounting import plots  # matplotlib, for this option alone
 
-        plot.draw(found, statement.claim, asked.plot)
+        plots.draw_trade_off(found, statement.claim, asked.plot)
     if asked.cross_check:
         opinion = cross_check.second_opinion(
             statement.plan_of_all,
@@ -243,7 +242,7 @@ def _trade_off(statement: PrivacyStatement) -> TradeOff:
     if statement.theorem is not None:
         # Only the claim itself is proven.
         return statement.trade_off or TradeOff(())
-    return bounds.trade_off(
+    return trade_off.trade_off(
         statement.plan_of_all,
         noise_multiplier=statement.noise_multiplier,
         neighboring_relation=statement.neighboring_relation,
@@ -254,7 +253,7 @@ def _trade_off(statement: PrivacyStatement) -> TradeOff:
 def _table(found: TradeOff) -> str:
     mu = "" if found.mu is None else f"; {upper_text(found.mu)}-GDP"
     lines = [f"  trade-off   wrong about unused -> right about used, at most{mu}"]
-    for rate in bounds.CURVE_RATES:
-        most = bounds.percent_up(found.true_positive_rate(rate))
+    for rate in trade_off.CURVE_RATES:
+        most = trade_off.percent_up(found.true_positive_rate(rate))
         lines.append(f"    {100 * rate:9.2g} % -> {most}")
     return "\n".join(lines)

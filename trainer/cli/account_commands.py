@@ -250,9 +250,9 @@ def audit(
     with Bars([auditing.COUNTED]) as bars:
         report = auditing.audit(settings, progress=bars.update)
     if plot is not None:
-        from accounting.auditing import audit_plot  # matplotlib, for this flag alone
+        from accounting.plots import draw_audit  # matplotlib, for this flag alone
 
-        audit_plot.draw(report.verdict, report.title, plot)
+        draw_audit(report.verdict, report.title, plot)
     if as_json:
         print(json.dumps(report.to_json(), indent=2))
     else:

@@ -34,7 +34,7 @@ from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan, steps_and_epochs
 from accounting.core.validation import InputError
 from accounting.statement import PrivacyStatement
-from accounting.trade_off.bounds import RATES
+from accounting.trade_off import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
 from pipelines.core.users.bounded import Bounded

@@ -26,7 +26,7 @@ from matplotlib.ticker import MaxNLocator
 
 from accounting.core.claim import RELIANCES
 from accounting.statement import CERTIFIED, EVALUATION
-from accounting.trade_off.bounds import percent_up
+from accounting.trade_off import percent_up
 from pipelines.files.outputs import check_new, output_file
 from pipelines.files.storage import StrPath
 from trainer.core import claim_names

@@ -40,8 +40,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from accounting import composition
-from accounting.claims.selection.best_of import NumberOfRuns, noise_of_best
-from accounting.claims.selection.selected import law_of
+from accounting.claims.selection import NumberOfRuns, law_of, noise_of_best
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan

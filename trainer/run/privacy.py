@@ -100,7 +100,7 @@ def _selected(
             f"Expected {theorem.name} to be of one run: its theorem has no profile of "
             "which the best of several follows. Take another --method."
         )
-    from accounting.claims.selection.selected import Selected  # after --help: SciPy
+    from accounting.claims.selection import Selected  # after --help: SciPy
 
     return Selected(**selection, l2_norm_clip=clip)
 

@@ -400,7 +400,7 @@ def _mixing(
         optimizer.get("name") != "sgd" or "train_over" in optimizer
     ):
         return None
-    made: Theorem = _load("accounting.claims.model_mix.theorem:Mixing")()(
+    made: Theorem = _load("accounting.claims.model_mix:Mixing")()(
         l2_norm_clip=clip, **settings
     )
     return made

@@ -108,7 +108,7 @@ def number_in_words(number: float | str | None) -> str:
 class TrainSettings(MethodSettings, AggregationSettings):
     """Training settings: all but batches, held-out examples and keys.  All public.
 
-    ``selection`` is num_runs and shape of `accounting.claims.selection.selected` for
+    ``selection`` is num_runs and shape of `accounting.claims.selection` for
     one of the runs of `dpsgd tune`.
 
     Attributes:

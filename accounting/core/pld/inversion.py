@@ -52,7 +52,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.core.numerics import inner, log_ratio, threshold
-from accounting.core.pld.loss_distribution import Atoms
+from accounting.core.pld.dominating_pairs import Atoms
 
 UNIT = 2.0**-53
 #: Number of grid points that share a loss.

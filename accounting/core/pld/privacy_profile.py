@@ -33,10 +33,9 @@ from numpy.typing import NDArray
 
 from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.numerics import inner, log_ratio, threshold
-from accounting.core.pld import inversion, loss_distribution, saddlepoint
-from accounting.core.pld.dominating_pairs import Step
+from accounting.core.pld import dominating_pairs, inversion, saddlepoint
+from accounting.core.pld.dominating_pairs import Atoms, Step
 from accounting.core.pld.inversion import UNIT, LaplaceSum
-from accounting.core.pld.loss_distribution import Atoms
 from accounting.core.pld.saddlepoint import Cost, Focus
 
 #: Largest relative addition to delta: in an answer, in an early step of a search, and
@@ -153,11 +152,11 @@ class StepComposition(Composition):
         self._x: list[NDArray[np.float64]] = []
         self._parts: list[Atoms] = []
         for weight, pair in step:
-            x, masses = pair.sketch(*loss_distribution.support(pair))
+            x, masses = pair.sketch(*dominating_pairs.support(pair))
             self._x.append(x)
             self._parts.append(Atoms(weight * masses, pair.loss(x)))
         parts = [(1.0, part) for part in self._parts]
-        super().__init__(loss_distribution.mix(parts), num_steps)
+        super().__init__(dominating_pairs.mix(parts), num_steps)
 
     def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
         flows = saddlepoint.flows(focus, cost, fineness, self._parts)
@@ -169,8 +168,8 @@ class StepComposition(Composition):
             first, last = focus.kept(part)
             ends = x[first], x[last]
             edges = np.union1d(np.clip(edges, *ends), np.array(ends))
-            found.append((weight, loss_distribution.spread(pair, edges, *focus.ends)))
-        return loss_distribution.mix(found)
+            found.append((weight, dominating_pairs.spread(pair, edges, *focus.ends)))
+        return dominating_pairs.mix(found)
 
 
 def inverted(
@@ -339,12 +338,12 @@ class Chernoff:
         """A discrete loss that dominates the exact loss of one step."""
         parts = []
         for weight, pair in self.step:
-            low, high = loss_distribution.support(pair)
+            low, high = dominating_pairs.support(pair)
             count = 2 + int((high - low) / (_WIDTH * pair.noise_multiplier))
             edges = np.linspace(low, high, count)
-            loss = loss_distribution.spread(pair, edges, -math.inf, math.inf)
+            loss = dominating_pairs.spread(pair, edges, -math.inf, math.inf)
             parts.append((weight, loss))
-        return loss_distribution.mix(parts)
+        return dominating_pairs.mix(parts)
 
     def _log_factor(self, place: int) -> float:
         """Returns ``ln(c(r) M(r)^T)`` of an order, rounded up."""

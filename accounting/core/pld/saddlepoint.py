@@ -17,8 +17,8 @@ from scipy import optimize, special
 
 from accounting.core.numerics import inner, threshold
 from accounting.core.pld import inversion
+from accounting.core.pld.dominating_pairs import Atoms
 from accounting.core.pld.inversion import Contour
-from accounting.core.pld.loss_distribution import Atoms
 
 #: Largest relative addition to delta from clipping.
 _CLIPPED = 1e-7

@@ -38,7 +38,7 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian, privacy_profile
 from accounting.core.pld.dominating_pairs import Step
 from accounting.core.samplers import poisson, truncated_steps
-from accounting.core.samplers.composed_steps import (
+from accounting.core.samplers.poisson import (
     PARTICIPATION,
     ComposedSteps,
     probability,

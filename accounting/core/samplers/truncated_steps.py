@@ -72,7 +72,7 @@ from accounting.core import sampler_registry
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs
 from accounting.core.pld.dominating_pairs import Pair, Step, remove_pair
-from accounting.core.samplers.composed_steps import rounded_up
+from accounting.core.samplers.poisson import rounded_up
 
 #: Largest number of other rows that is told from a larger one, in deviations, and how
 #: many numbers up to it are told apart.

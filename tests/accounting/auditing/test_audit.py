@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.auditing import audit, lower_bounds
-from accounting.auditing.audit import AuditedClaim
-from accounting.auditing.lower_bounds import ClaimedProfile
+from accounting.auditing import verdicts
+from accounting.auditing.verdicts import AuditedClaim, ClaimedProfile
 from accounting.core.pld.gaussian import gaussian_epsilon
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
@@ -58,18 +57,18 @@ def test_false_alarm_of_a_mechanism_whose_every_error_counts() -> None:
     for _ in range(audits):
         real = (random.random(100) < right).astype(float)
         ghost = (random.random(100) < 1 - right).astype(float)
-        verdict = audit.judge(claim, real, ghost, confidence=0.6)
+        verdict = verdicts.judge(claim, real, ghost, confidence=0.6)
         alarms += verdict.violated
     assert alarms <= stats.binom.ppf(1 - 1e-6, audits, 0.4)
 
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
 def test_coverage_on_the_exact_gaussian(noise: float) -> None:
-    claim = audit.claim(GAUSSIAN, noise, DELTA)
+    claim = verdicts.claim(GAUSSIAN, noise, DELTA)
     assert claim.epsilon == pytest.approx(gaussian_epsilon(noise, DELTA))
     wrong = 0
     for _ in range(50):
-        verdict = audit.judge(claim, *_scores(noise, 2000), confidence=0.8)
+        verdict = verdicts.judge(claim, *_scores(noise, 2000), confidence=0.8)
         found = verdict.findings[-1]
         wrong += verdict.violated or found.epsilon_lower_bound > claim.epsilon
     assert wrong <= stats.binom.ppf(1 - 1e-6, 50, 0.2)
@@ -78,7 +77,7 @@ def test_coverage_on_the_exact_gaussian(noise: float) -> None:
 def test_no_cherry_picking(monkeypatch: pytest.MonkeyPatch) -> None:
     """What chooses a threshold is not what is counted at it."""
     seen: dict[str, list[np.ndarray]] = {"chosen": [], "counted": []}
-    choose, count = lower_bounds.choose_threshold, lower_bounds.count_errors
+    choose, count = verdicts.choose_threshold, verdicts.count_errors
 
     def choosing(real: np.ndarray, ghost: np.ndarray, *rest: object) -> float:
         seen["chosen"] += [real, ghost]
@@ -88,10 +87,10 @@ def test_no_cherry_picking(monkeypatch: pytest.MonkeyPatch) -> None:
         seen["counted"] += [real, ghost]
         return count(real, ghost, threshold)
 
-    monkeypatch.setattr(lower_bounds, "choose_threshold", choosing)
-    monkeypatch.setattr(lower_bounds, "count_errors", counting)
-    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
-    audit.judge(claim, *_scores(1.0, 400), confidence=0.9)
+    monkeypatch.setattr(verdicts, "choose_threshold", choosing)
+    monkeypatch.setattr(verdicts, "count_errors", counting)
+    claim = verdicts.claim(GAUSSIAN, 1.0, DELTA)
+    verdicts.judge(claim, *_scores(1.0, 400), confidence=0.9)
     chosen, counted = (set(np.concatenate(part)) for part in seen.values())
     assert len(chosen) == len(counted) == 200
     assert not chosen & counted
@@ -106,7 +105,7 @@ def test_power_on_the_exact_gaussian() -> None:
     a fifth of that.
     """
     noise, trials = 1.0, 100_000
-    claim = audit.claim(GAUSSIAN, noise, DELTA)
+    claim = verdicts.claim(GAUSSIAN, noise, DELTA)
     threshold = np.linspace(-3, 6, 300)
     quarter = trials // 4
 
@@ -116,21 +115,21 @@ def test_power_on_the_exact_gaussian() -> None:
 
     error = (1 - 0.95) / 6  # three tests of two rates
     fpr, fnr = (
-        lower_bounds.upper_rate(counts(rate), quarter, error)
+        verdicts.upper_rate(counts(rate), quarter, error)
         for rate in (stats.norm.sf(threshold), stats.norm.cdf(threshold - 1))
     )
-    pessimistic = np.max(lower_bounds.epsilon_bound(fpr, fnr, DELTA))
+    pessimistic = np.max(verdicts.epsilon_bound(fpr, fnr, DELTA))
     assert pessimistic > 0.3 * claim.epsilon
-    verdict = audit.judge(claim, *_scores(noise, trials), confidence=0.95)
+    verdict = verdicts.judge(claim, *_scores(noise, trials), confidence=0.95)
     assert verdict.findings[-1].epsilon_lower_bound > 0.8 * pessimistic
     assert not verdict.violated
 
 
 def test_half_the_noise_is_found() -> None:
     """The total variation is 0.68 where 0.38 is claimed: 2000 trials are plenty."""
-    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+    claim = verdicts.claim(GAUSSIAN, 1.0, DELTA)
     scores = _scores(1.0, 2000, true_noise=0.5)
-    verdict = audit.judge(claim, *scores, confidence=0.999)
+    verdict = verdicts.judge(claim, *scores, confidence=0.999)
     assert verdict.violated
     *_, last = verdict.findings
     found = dataclasses.replace(last, other_delta=0.27951, other_delta_claimed=0.25049)
@@ -142,24 +141,26 @@ def test_half_the_noise_is_found() -> None:
 
 
 def test_an_epsilon_above_the_claim_is_a_violation() -> None:
-    claim = audit.claim(GAUSSIAN, 4.0, DELTA)
+    claim = verdicts.claim(GAUSSIAN, 4.0, DELTA)
     scores = _scores(4.0, 20_000, true_noise=0.5)
-    verdict = audit.judge(claim, *scores, confidence=0.999)
+    verdict = verdicts.judge(claim, *scores, confidence=0.999)
     assert verdict.findings[-1].epsilon_lower_bound > claim.epsilon
     assert verdict.text.startswith("VIOLATED: epsilon is at least")
 
 
 def test_slack_is_taken_off_both_rates() -> None:
-    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+    claim = verdicts.claim(GAUSSIAN, 1.0, DELTA)
     scores = _scores(1.0, 2000, true_noise=0.5)
-    loose = audit.judge(claim, *scores, confidence=0.999, slack=0.5)
+    loose = verdicts.judge(claim, *scores, confidence=0.999, slack=0.5)
     assert not loose.violated
     assert loose.findings[-1].epsilon_lower_bound == 0
 
 
 def test_more_confidence_is_never_bought_with_a_larger_bound() -> None:
-    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
-    usual, strict = audit.judge(claim, *_scores(1.0, 4000), confidence=0.999).findings
+    claim = verdicts.claim(GAUSSIAN, 1.0, DELTA)
+    usual, strict = verdicts.judge(
+        claim, *_scores(1.0, 4000), confidence=0.999
+    ).findings
     assert (usual.confidence, strict.confidence) == (0.95, 0.999)
     assert usual.epsilon_lower_bound >= strict.epsilon_lower_bound
     assert usual.other_epsilon == strict.other_epsilon
@@ -168,9 +169,9 @@ def test_more_confidence_is_never_bought_with_a_larger_bound() -> None:
 
 def test_what_cannot_be_audited_is_refused() -> None:
     with pytest.raises(InputError, match=r"noise_multiplier=0.0 > 0"):
-        audit.claim(GAUSSIAN, 0.0, DELTA)
-    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+        verdicts.claim(GAUSSIAN, 0.0, DELTA)
+    claim = verdicts.claim(GAUSSIAN, 1.0, DELTA)
     with pytest.raises(InputError, match="trials=30 >= 40"):
-        audit.judge(claim, *_scores(1.0, 30), confidence=0.9)
+        verdicts.judge(claim, *_scores(1.0, 30), confidence=0.9)
     with pytest.raises(InputError, match=r"confidence=1.5 < 1"):
-        audit.judge(claim, *_scores(1.0, 400), confidence=1.5)
+        verdicts.judge(claim, *_scores(1.0, 400), confidence=1.5)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.auditing import lower_bounds
-from accounting.auditing.lower_bounds import ClaimedProfile, Errors
+from accounting.auditing import verdicts
+from accounting.auditing.verdicts import ClaimedProfile, Errors
 from accounting.core.pld.gaussian import gaussian_delta
 
 
@@ -21,17 +21,17 @@ def test_rates_are_those_of_clopper_and_pearson(trials: int, error: float) -> No
         exact = stats.binomtest(count, trials).proportion_ci(
             confidence_level=1 - 2 * error, method="exact"
         )
-        upper = lower_bounds.upper_rate(count, trials, error)
+        upper = verdicts.upper_rate(count, trials, error)
         assert upper == pytest.approx(exact.high, rel=1e-9)
-        lower = lower_bounds.lower_rate(count, trials, error)
+        lower = verdicts.lower_rate(count, trials, error)
         assert lower == pytest.approx(exact.low, rel=1e-7, abs=1e-12)
         if count < trials:
             # The definition: so few successes have this probability at the bound.
             tail = stats.binom.cdf(count, trials, upper)
             assert tail == pytest.approx(error, rel=1e-6)
     assert np.array_equal(
-        lower_bounds.upper_rate(np.array(counts), trials, error),
-        [lower_bounds.upper_rate(count, trials, error) for count in counts],
+        verdicts.upper_rate(np.array(counts), trials, error),
+        [verdicts.upper_rate(count, trials, error) for count in counts],
     )
 
 
@@ -40,7 +40,7 @@ def test_coverage_of_a_rate(rate: float) -> None:
     """Exact: the probability of all outcomes whose bound is too low."""
     for trials, error in ((20, 0.1), (300, 0.01)):
         counts = np.arange(trials + 1)
-        too_low = lower_bounds.upper_rate(counts, trials, error) < rate
+        too_low = verdicts.upper_rate(counts, trials, error) < rate
         assert stats.binom.pmf(counts, trials, rate)[too_low].sum() <= error
 
 
@@ -51,14 +51,14 @@ def test_coverage_of_epsilon(epsilon: float) -> None:
     wrong = 1 / (1 + math.exp(epsilon))
     counts = np.arange(trials + 1)
     # Both rates have the same law, and hold jointly with probability 1 - error.
-    rates = lower_bounds.upper_rate(counts, trials, error / 2)
-    found = lower_bounds.epsilon_bound(rates[:, None], rates[None, :], delta)
+    rates = verdicts.upper_rate(counts, trials, error / 2)
+    found = verdicts.epsilon_bound(rates[:, None], rates[None, :], delta)
     mass = stats.binom.pmf(counts, trials, wrong)
     assert np.sum((mass[:, None] * mass)[found > epsilon + 1e-12]) <= error
 
 
 def test_epsilon_of_known_rates() -> None:
-    bound = lower_bounds.epsilon_bound
+    bound = verdicts.epsilon_bound
     # ln((1 - 0.2 - 0.1) / 0.1), and the same with the roles exchanged.
     assert bound(0.1, 0.2, 0.1) == pytest.approx(math.log(7))
     assert bound(0.2, 0.1, 0.1) == pytest.approx(math.log(7))
@@ -70,9 +70,9 @@ def test_epsilon_of_known_rates() -> None:
 
 def test_errors_count_ghosts_above_and_reals_at_or_below() -> None:
     real, ghost = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0, 2.5])
-    errors = lower_bounds.count_errors(real, ghost, 2.0)
+    errors = verdicts.count_errors(real, ghost, 2.0)
     assert errors == Errors(false_positives=1, ghosts=4, false_negatives=2, reals=3)
-    fpr, fnr = lower_bounds.rates_at(real, ghost, np.array([2.0]), 0.1)
+    fpr, fnr = verdicts.rates_at(real, ghost, np.array([2.0]), 0.1)
     assert (fpr[0], fnr[0]) == errors.upper(0.1)
 
 
@@ -80,10 +80,10 @@ def test_the_threshold_has_the_most_gain() -> None:
     """N(0, 1) against N(3, 1): errors are fewest in the middle, at 1.5."""
     random = np.random.default_rng(0)
     real, ghost = random.normal(3, 1, 100_000), random.normal(0, 1, 100_000)
-    found = lower_bounds.choose_threshold(
+    found = verdicts.choose_threshold(
         real, ghost, lambda fpr, fnr: -np.maximum(fpr, fnr), 0.05
     )
-    near = min(lower_bounds.candidates(real, ghost), key=lambda c: abs(c - 1.5))
+    near = min(verdicts.candidates(real, ghost), key=lambda c: abs(c - 1.5))
     assert found == pytest.approx(near, abs=0.1)
 
 

@@ -105,7 +105,7 @@ def test_truncated_batch_size_is_chosen_or_taken():
     assert noise[1] > noise[0]
 
 
-@pytest.mark.parametrize("extra", [[], ["--sweep", "epochs", "--values", "1,2"]])
+@pytest.mark.parametrize("extra", [["--sweep", "epochs", "--values", "1,2"]])
 def test_pictures_are_written(tmp_path, extra):
     path = tmp_path / "a.png"
     run(*QUESTION, *extra, "--sampler", "poisson", "--plot", str(path))

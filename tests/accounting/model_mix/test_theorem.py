@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting.claims.model_mix import theorem
-from accounting.claims.model_mix.theorem import Mixing
-from accounting.claims.model_mix.uniform_gaussian import log_density
+from accounting.claims import model_mix
+from accounting.claims.model_mix import Mixing, log_density
 from accounting.core import accountant
 from accounting.core import plan as plans
 from accounting.core.samplers import truncated_poisson, truncated_steps
@@ -29,7 +28,7 @@ def mixing(mix_width=0.15, linf_factor=100):
 
 def papers_epsilon(plan, mixed, noise, delta, most_order=19):
     """The conversion that the paper and its MATLAB code use, and the order."""
-    divergences = plan.num_steps * theorem.renyi_divergences(
+    divergences = plan.num_steps * model_mix.renyi_divergences(
         float(plan.sampling_probability),
         noise,
         mixed.width(plan),
@@ -82,7 +81,7 @@ def test_width_0_is_the_poisson_subsampled_gaussian(rate):
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian))
     # The cap on coordinates changes nothing without mixing.
     for linf_factor in (1, 100):
-        found = theorem.renyi_divergences(rate, 1.3, 0.0, linf_factor, 32, slack=0.0)
+        found = model_mix.renyi_divergences(rate, 1.3, 0.0, linf_factor, 32, slack=0.0)
         np.testing.assert_allclose(found, accountant._rdp, rtol=1e-9)
         assert (found >= accountant._rdp * (1 - 1e-12)).all()
 
@@ -109,7 +108,7 @@ def both_moments(rate, first, second, weight, order):
 @pytest.mark.parametrize(("noise", "width"), [(0.4, 0.5), (1.0, 8.0), (2.0, 3.0)])
 def test_removing_is_the_worse_direction_and_bounded(rate, noise, width):
     weight, first, second = pair(noise, width, 1.0)
-    found = theorem.renyi_divergences(rate, noise, width, 1, 9, slack=0.0)
+    found = model_mix.renyi_divergences(rate, noise, width, 1, 9, slack=0.0)
     for order in range(2, 10):
         remove, add = both_moments(rate, first, second, weight, order)
         assert remove >= add * (1 - 1e-9)
@@ -120,7 +119,7 @@ def test_removing_is_the_worse_direction_and_bounded(rate, noise, width):
 def test_removing_is_the_worse_direction_with_two_coordinates():
     weight, first, second = pair(0.7, 4.0, math.sqrt(0.5))
     together = [np.add.outer(p, p) for p in (first, second)]
-    found = theorem.renyi_divergences(0.2, 0.7, 4.0, 2, 5, slack=0.0)
+    found = model_mix.renyi_divergences(0.2, 0.7, 4.0, 2, 5, slack=0.0)
     for order in range(2, 6):
         remove, add = both_moments(0.2, *together, weight**2, order)
         assert remove > add
@@ -136,7 +135,7 @@ def test_delta_is_above_that_of_the_exact_pair_of_one_step(epsilon):
     first, second = np.exp(first), np.exp(second)
     mixture = 0.8 * first + 0.2 * second
     found = mixed.delta(plan, noise_multiplier=0.5, epsilon=epsilon)
-    bound = math.exp(theorem._log_delta(plan, mixed, 0.5, epsilon)[0])
+    bound = math.exp(model_mix._log_delta(plan, mixed, 0.5, epsilon)[0])
     for p, q in ((mixture, first), (first, mixture)):
         exact = np.maximum(p - math.exp(epsilon) * q, 0.0).sum() * weight
         assert exact <= bound
@@ -146,7 +145,7 @@ def test_delta_is_above_that_of_the_exact_pair_of_one_step(epsilon):
 def test_no_split_of_a_gradient_over_coordinates_loses_more():
     random = np.random.default_rng(0)
     noise, width, linf_factor, rate, order = 0.4, 6.0, 4, 0.1, 4
-    limit = theorem.renyi_divergences(
+    limit = model_mix.renyi_divergences(
         rate, noise, width, linf_factor, order, slack=0.0
     )[-1]
     k = np.arange(order + 1)
@@ -183,7 +182,7 @@ def test_epsilon_falls_with_width_noise_and_p_and_rises_with_steps(
         fields |= changes
         plan = make_plan("poisson", 50_000, 1500, fields["steps"])
         mixed = mixing(fields["width"], fields["p"])
-        return theorem._untruncated_epsilon(plan, mixed, fields["noise"], 1e-5)[0]
+        return model_mix._untruncated_epsilon(plan, mixed, fields["noise"], 1e-5)[0]
 
     here = epsilon()
     assert epsilon(width=width * 1.3) <= here * (1 + 1e-9)
@@ -195,7 +194,7 @@ def test_epsilon_falls_with_width_noise_and_p_and_rises_with_steps(
 def test_a_huge_p_is_no_worse_than_a_smaller_one():
     # Its shifts are too small to integrate; p of these bounds is the largest that is.
     found = [
-        theorem.renyi_divergences(0.03, 0.335, 11.25, p, 8)
+        model_mix.renyi_divergences(0.03, 0.335, 11.25, p, 8)
         for p in (10**6, 10**11, 10**14)
     ]
     np.testing.assert_allclose(found[1], found[0], rtol=1e-3)
@@ -228,11 +227,11 @@ def test_truncation_costs_what_the_coupling_says(small_plan):
     mixed = Mixing(mix_width=0.2, l2_norm_clip=1.0, linf_factor=50)
     free = small_plan("poisson")
     epsilon = 2.0
-    without = math.exp(theorem._log_delta(free, mixed, 0.6, epsilon)[0])
+    without = math.exp(model_mix._log_delta(free, mixed, 0.6, epsilon)[0])
     for cap in (130, 150, 190):
         plan = small_plan("truncated-poisson", truncated_batch_size=cap)
         cost = truncated_steps.truncation_delta(plan, epsilon)
-        with_it = math.exp(theorem._log_delta(plan, mixed, 0.6, epsilon)[0])
+        with_it = math.exp(model_mix._log_delta(plan, mixed, 0.6, epsilon)[0])
         assert with_it == pytest.approx(without + cost, rel=1e-12)
     # The mixture of Ganesh (2025) is of DP-SGD alone: it takes over where it is less.
     tight = small_plan("truncated-poisson", truncated_batch_size=130)
@@ -247,11 +246,11 @@ def test_the_bound_without_mixing_holds_as_well_and_is_named():
     plain = accountant.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
     assert found == plain
     assert found.guarantee == pytest.approx(277, abs=1)
-    assert theorem.METHOD not in found.method
+    assert model_mix.METHOD not in found.method
 
 
 def test_where_the_cover_fails_the_bound_without_mixing_answers(monkeypatch):
-    monkeypatch.setattr(theorem, "equal_coordinates_lose_most", lambda *_: False)
+    monkeypatch.setattr(model_mix, "equal_coordinates_lose_most", lambda *_: False)
     plain = accountant.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
     found = mixing().epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
     assert found == plain
@@ -264,7 +263,7 @@ def test_where_the_cover_fails_the_bound_without_mixing_answers(monkeypatch):
 @pytest.mark.parametrize("cap", [None, 175, 190])
 def test_the_cover_is_asked_for_every_order_that_was_used(cap, small_plan, monkeypatch):
     used, asked = [], []
-    original = theorem._untruncated_epsilon
+    original = model_mix._untruncated_epsilon
 
     def spy(*arguments):
         answer = original(*arguments)
@@ -275,8 +274,8 @@ def test_the_cover_is_asked_for_every_order_that_was_used(cap, small_plan, monke
         asked.append(arguments)
         return True
 
-    monkeypatch.setattr(theorem, "_untruncated_epsilon", spy)
-    monkeypatch.setattr(theorem, "equal_coordinates_lose_most", cover)
+    monkeypatch.setattr(model_mix, "_untruncated_epsilon", spy)
+    monkeypatch.setattr(model_mix, "equal_coordinates_lose_most", cover)
     sampler = "poisson" if cap is None else "truncated-poisson"
     plan = small_plan(sampler, truncated_batch_size=cap)
     mixed = Mixing(mix_width=0.2, l2_norm_clip=1.0, linf_factor=49)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from accounting.claims.model_mix import uniform_gaussian
-from accounting.claims.model_mix.uniform_gaussian import (
+from accounting.claims import model_mix
+from accounting.claims.model_mix import (
     SLACK,
     equal_coordinates_lose_most,
     log_density,
@@ -41,7 +41,7 @@ def test_what_is_covered_holds_at_shifts_in_between(shift, width, order):
 @pytest.mark.parametrize("width", [0.5, 5.0, 33.0, 300.0])
 @pytest.mark.parametrize("shift", [3e-4, 1e-2, 0.3])
 def test_the_limit_is_a_bound_for_all_smaller_shifts(width, shift):
-    limit = uniform_gaussian._limit(shift, width, 8)
+    limit = model_mix._limit(shift, width, 8)
     for share in (1.0, 0.7, 0.1, 0.05):
         assert (slopes(shift * share, width, 8) <= limit).all()
     # And not much more than it has to be, where shifts are small.
@@ -64,10 +64,10 @@ def test_the_density_bends_as_the_proof_of_the_limit_says(width):
 
 def covered(planted, monkeypatch):
     """Whether the authors' setting is covered when ln(A_k - 1) has been changed."""
-    monkeypatch.setattr(uniform_gaussian, "log_excess_moments", planted)
+    monkeypatch.setattr(model_mix, "log_excess_moments", planted)
     shift, width, order = SETTINGS[0]
-    allowed = uniform_gaussian._slopes(shift, 1.0, width, order) * (1 + SLACK)
-    return uniform_gaussian._covers(shift, width, allowed, 1e-6)
+    allowed = model_mix._slopes(shift, 1.0, width, order) * (1 + SLACK)
+    return model_mix._covers(shift, width, allowed, 1e-6)
 
 
 def test_a_function_that_is_too_large_in_between_is_not_covered(monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accounting import lower_bounds
 from accounting.core import numerics
-from accounting.lower_bounds import merged_outcomes
 
 
 @given(root=st.floats(1e-4, 1e8), guess=st.floats(1e-4, 1e8), power=st.floats(0.1, 20))
@@ -17,7 +17,7 @@ def test_ends_just_above_the_root(root, guess, power):
 
     found = numerics.smallest_noise(excess, guess)
     assert root <= found <= root * (1 + 2.1e-4)
-    low = merged_outcomes.largest_insufficient_noise(excess, guess)
+    low = lower_bounds.largest_insufficient_noise(excess, guess)
     assert root * (1 - 1.1e-4) <= low < root
 
 
@@ -61,12 +61,12 @@ def test_noise_at_which_nothing_is_proven_is_left_behind(guess, root):
 def test_degenerate_ends():
     assert numerics.smallest_noise(lambda _: -1.0, 1.0) == 0.0
     assert numerics.smallest_noise(lambda _: 1.0, 1.0) == math.inf
-    assert merged_outcomes.largest_insufficient_noise(lambda _: -1.0, 1.0) == 0.0
+    assert lower_bounds.largest_insufficient_noise(lambda _: -1.0, 1.0) == 0.0
 
 
 def test_lower_epsilon_refutes_with_and_without_an_upper_bound():
     for upper in (20.0, math.inf):
-        found = merged_outcomes.lower_epsilon(lambda e: math.exp(-e), upper, 1e-5)
+        found = lower_bounds.lower_epsilon(lambda e: math.exp(-e), upper, 1e-5)
         assert math.exp(-found) > 1e-5
         assert found == pytest.approx(math.log(1e5), rel=2e-5)
-    assert merged_outcomes.lower_epsilon(lambda _: 1.0, math.inf, 1e-5) == math.inf
+    assert lower_bounds.lower_epsilon(lambda _: 1.0, math.inf, 1e-5) == math.inf

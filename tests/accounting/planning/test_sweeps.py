@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from accounting.claims.model_mix.theorem import Mixing
+from accounting.claims.model_mix import Mixing
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from accounting.planning import sweeps

@@ -8,7 +8,7 @@ import pytest
 from accounting.core import accountant
 from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import dominating_pairs, loss_distribution
+from accounting.core.pld import dominating_pairs
 from accounting.core.pld.privacy_profile import Chernoff
 from tests.accounting.plans import make_plan
 
@@ -49,7 +49,7 @@ def test_many_steps_are_one_gaussian_mechanism():
 @pytest.mark.parametrize("steps", [1, 3])
 def test_losses_outside_of_the_support_are_added(steps, monkeypatch):
     """A support that leaves out 1e-3 has no finite loss of more than 3.6."""
-    monkeypatch.setattr(loss_distribution, "_LEAST_TAIL", 1e-3)
+    monkeypatch.setattr(dominating_pairs, "_OUTSIDE", 1e-3)
     bound = Chernoff([(1.0, dominating_pairs.remove_pair(1.0, 1.0))], steps)
     epsilon = 3.7 * steps
     with mpmath.workdps(60):

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accounting import lower_bounds
 from accounting.core.pld import inversion
+from accounting.core.pld.dominating_pairs import Atoms
 from accounting.core.pld.inversion import Contour
-from accounting.core.pld.loss_distribution import Atoms
 from accounting.core.pld.privacy_profile import FINE, Composition
-from accounting.lower_bounds import merged_outcomes
 from tests.accounting.pld.binomial import exact_delta
 
 
@@ -27,7 +27,7 @@ def test_delta_is_met_deep_into_the_tail():
         exact = float(exact_delta(0.1, num_steps, epsilon))
         loss = randomized_response(0.1)
         found = Composition(loss, num_steps).at(epsilon, FINE)
-        below = merged_outcomes.lower_delta_of_sum(loss, num_steps, epsilon)
+        below = lower_bounds.lower_delta_of_sum(loss, num_steps, epsilon)
         assert exact * (1 - 1e-4) <= below <= exact
         # Sums lie on a grid: where epsilon lies just between, smoothing costs nothing.
         assert exact <= found.delta(epsilon) <= exact * (1 + 1e-4)
@@ -52,8 +52,8 @@ def test_any_contour_gives_a_valid_bound(
     loss = randomized_response(0.05)
     total = inversion.invert(loss, num_steps, contour)
     assert total.delta(epsilon) >= exact * (1 - 1e-12)
-    wrapped = merged_outcomes.wrapped(loss, num_steps, contour, epsilon)
-    assert merged_outcomes.of_sum(total, epsilon, wrapped) <= exact * (1 + 1e-12)
+    wrapped = lower_bounds.wrapped(loss, num_steps, contour, epsilon)
+    assert lower_bounds.of_sum(total, epsilon, wrapped) <= exact * (1 + 1e-12)
 
 
 def test_smoothing_takes_nothing_off():
@@ -120,7 +120,7 @@ def test_a_rare_large_loss_counts_in_full_from_below():
     sums = np.add.outer(np.add.outer(losses, losses), losses).ravel()
     weights = np.multiply.outer(np.multiply.outer(masses, masses), masses).ravel()
     exact = float(weights @ -np.expm1(np.minimum(1.0 - sums, 0.0)))
-    found = merged_outcomes.lower_delta_of_sum(Atoms(masses, losses), 3, 1.0)
+    found = lower_bounds.lower_delta_of_sum(Atoms(masses, losses), 3, 1.0)
     assert exact * (1 - 1e-4) <= found <= exact
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.core.pld import dominating_pairs, loss_distribution
-from accounting.core.pld.loss_distribution import Atoms
+from accounting.core.pld import dominating_pairs
+from accounting.core.pld.dominating_pairs import Atoms
 
 
 def hockey_stick(loss, epsilon):
@@ -18,8 +18,8 @@ def hockey_stick(loss, epsilon):
 
 
 def spread(pair, x, low=-math.inf, high=math.inf):
-    edges = np.union1d(np.array(loss_distribution.support(pair)), x)
-    return loss_distribution.spread(pair, edges, low, high)
+    edges = np.union1d(np.array(dominating_pairs.support(pair)), x)
+    return dominating_pairs.spread(pair, edges, low, high)
 
 
 def exact_remove_delta(rate, noise, epsilon):
@@ -113,7 +113,7 @@ def test_what_is_outside_of_the_points_is_not_left_out():
     """Losses above them are infinite, and those below are rounded up to the first."""
     pair = dominating_pairs.remove_pair(0.3, 0.7)
     x = np.linspace(-1.0, 1.5, 500)
-    found = loss_distribution.spread(pair, x, -math.inf, math.inf)
+    found = dominating_pairs.spread(pair, x, -math.inf, math.inf)
     below, above = pair.upper_tails(x[0], x[-1])
     assert min(below, above) > 1e-2
     assert found.infinite_mass == pytest.approx(above, rel=1e-12)
@@ -125,7 +125,7 @@ def test_what_is_outside_of_the_points_is_not_left_out():
 def test_mixture_of_parts_adds_masses():
     part = Atoms(np.array([0.25, 0.75]), np.array([-0.5, 0.0]))
     other = Atoms(np.array([0.5]), np.array([0.5]), 0.5)
-    mixed = loss_distribution.mix([(0.8, part), (0.2, other)])
+    mixed = dominating_pairs.mix([(0.8, part), (0.2, other)])
     np.testing.assert_allclose(mixed.masses, [0.2, 0.6, 0.1])
     np.testing.assert_allclose(mixed.losses, [-0.5, 0.0, 0.5])
     assert mixed.infinite_mass == pytest.approx(0.1)
@@ -134,7 +134,7 @@ def test_mixture_of_parts_adds_masses():
 def test_a_tilt_loses_no_loss_however_rare_or_large() -> None:
     """Seen to fail where weights without their masses underflow."""
     masses = np.array([1 - 1e-3, 1e-3, 1e-305])
-    atoms = loss_distribution.Atoms(masses, np.array([0.0, 0.15, 0.3]))
+    atoms = dominating_pairs.Atoms(masses, np.array([0.0, 0.15, 0.3]))
     log_moment, mean, _ = atoms.cumulants(5000.0)
     assert mean == pytest.approx(0.3, rel=1e-12)
     assert log_moment == pytest.approx(1500 + math.log(1e-305), rel=1e-12)

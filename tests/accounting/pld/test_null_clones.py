@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from accounting.claims import random_allocation
-from accounting.claims.shuffles import null_clones
-from accounting.claims.shuffles.null_clones import Shuffles
+from accounting.claims import null_clones, random_allocation
+from accounting.claims.null_clones import Shuffles
 from accounting.core.pld import gaussian
 
 #: Gradients of all other examples, against 1 of the differing one.

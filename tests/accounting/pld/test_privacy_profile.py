@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from accounting.core.pld import dominating_pairs, saddlepoint
-from accounting.core.pld.loss_distribution import Atoms
+from accounting.core.pld.dominating_pairs import Atoms
 from accounting.core.pld.privacy_profile import (
     COARSE,
     FINE,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.claims.model_mix.uniform_gaussian import log_density, log_excess_moments
+from accounting.claims.model_mix import log_density, log_excess_moments
 
 
 def exact(shift, width, order):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from accounting.lower_bounds import poisson_batches
+from accounting import lower_bounds
 from tests.accounting.plans import make_plan
 
 USERS = {"max_examples_per_user": 3}
@@ -27,7 +27,7 @@ def test_the_number_of_rows_kept_is_that_of_all_draws(rows, expected, cap, count
                 own = sum(row < count for row in chosen)
                 kept[own] += chance / len(choices)
     asked = make_plan("truncated-poisson", rows, expected, 4, cap=cap)
-    for component in poisson_batches.kept_rows(asked, count):
+    for component in lower_bounds.kept_rows(asked, count):
         exact = kept[int(component.mean)]
         assert exact * (1 - 1e-8) <= component.upper < exact
         assert component.lower == 0.0
@@ -36,7 +36,7 @@ def test_the_number_of_rows_kept_is_that_of_all_draws(rows, expected, cap, count
 @pytest.mark.parametrize("cap", [100, 125, 170])
 def test_bounds_of_users_enclose_and_meet_where_the_cap_does_not_bind(small_plan, cap):
     capped = small_plan("truncated-poisson", truncated_batch_size=cap)
-    found = poisson_batches.epsilon(capped, noise_multiplier=1.0, delta=1e-5, **USERS)
+    found = lower_bounds.epsilon(capped, noise_multiplier=1.0, delta=1e-5, **USERS)
     # Poisson batches at the same noise have 3.027.
     assert 2.0 < found.lower <= found.guarantee
     if cap == 170:

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
+from accounting import lower_bounds
 from accounting.core import accountant
 from accounting.core.samplers import poisson
-from accounting.core.samplers.composed_steps import probability
-from accounting.lower_bounds import poisson_batches
-from accounting.lower_bounds.poisson_batches import bound_of
+from accounting.core.samplers.poisson import probability
+from accounting.lower_bounds import bound_of
 from tests.accounting.plans import make_plan
 from tests.accounting.published import DELTA
 
@@ -68,7 +68,7 @@ def test_one_published_value_is_refuted_by_our_bounds(criteo_plan):
     plan = criteo_plan("poisson", num_epochs=5)
     noise = accountant.noise_multiplier(plan, epsilon=0.5, delta=DELTA).guarantee
     assert noise < 1.1807
-    answer = poisson_batches.delta(plan, noise_multiplier=noise, epsilon=0.5)
+    answer = lower_bounds.delta(plan, noise_multiplier=noise, epsilon=0.5)
     assert answer.guarantee <= DELTA
     assert answer.lower >= 0.98 * DELTA
 
@@ -86,7 +86,7 @@ EXAMPLE = {
 @pytest.mark.parametrize("epsilon", EXAMPLE)
 def test_published_delta_curve(epsilon):
     plan = make_plan("poisson", 1000, 1, 1000)
-    answer = poisson_batches.delta(plan, noise_multiplier=0.35, epsilon=epsilon)
+    answer = lower_bounds.delta(plan, noise_multiplier=0.35, epsilon=epsilon)
     pessimistic, optimistic = EXAMPLE[epsilon]
     assert optimistic <= answer.lower <= answer.upper <= pessimistic * (1 + 1e-4)
     assert answer.upper <= answer.lower * 1.01
@@ -103,7 +103,7 @@ def test_published_delta_curve(epsilon):
 )
 def test_published_epsilon(noise, size, steps, delta, published):
     plan = make_plan("poisson", size[1], size[0], steps)
-    answer = poisson_batches.epsilon(plan, noise_multiplier=noise, delta=delta)
+    answer = lower_bounds.epsilon(plan, noise_multiplier=noise, delta=delta)
     # The published values are upper bounds too, on coarser grids: 0.4 % at most.
     assert answer.lower <= answer.upper <= published * (1 + 1e-5)
     assert published <= answer.upper * 1.005
@@ -137,7 +137,7 @@ def test_a_rate_just_below_one_is_continuous_with_one():
 def test_without_noise_only_absence_protects():
     plan = make_plan("poisson", 10**6, 1, 10)
     took_part = -math.expm1(10 * math.log1p(-1e-6))
-    answer = poisson_batches.delta(plan, noise_multiplier=0.0, epsilon=1.0)
+    answer = lower_bounds.delta(plan, noise_multiplier=0.0, epsilon=1.0)
     assert answer.upper == pytest.approx(took_part, rel=1e-9)
     assert answer.lower == pytest.approx(took_part, rel=1e-9)
     assert accountant.epsilon(plan, noise_multiplier=0.0, delta=1e-6).upper == math.inf
@@ -149,7 +149,7 @@ def test_bounds_are_tight(noise):
     """Fails if either side forgets an error: they would cross, or move apart."""
     plan = make_plan("poisson", 2000, 13, 700)
     for delta in (1e-2, 1e-6, 1e-12):
-        answer = poisson_batches.epsilon(plan, noise_multiplier=noise, delta=delta)
+        answer = lower_bounds.epsilon(plan, noise_multiplier=noise, delta=delta)
         assert answer.lower <= answer.upper
         assert answer.upper <= answer.lower * 1.002 + 1e-4
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from accounting.claims.shuffles import shuffle
+from accounting.claims import shuffle
 from accounting.core import accountant
 from accounting.core.intervals import BOTH
 from tests.accounting.published import DELTA

@@ -9,15 +9,15 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
-from accounting.auditing import audits
+from accounting import lower_bounds
+from accounting.auditing import worst_cases
 from accounting.core import accountant
 from accounting.core import plan as plans
 from accounting.core.pld import dominating_pairs, gaussian
 from accounting.core.pld.privacy_profile import StepsProfile
 from accounting.core.samplers import poisson, truncated_poisson, truncated_steps
 from accounting.core.validation import InputError
-from accounting.lower_bounds import poisson_batches
-from accounting.lower_bounds.poisson_batches import bound_of
+from accounting.lower_bounds import bound_of
 from tests.accounting.plans import make_plan
 from tests.accounting.published import DELTA
 
@@ -217,10 +217,10 @@ def test_binomial_tail_by_hand():
 def test_probability_that_any_step_is_truncated_by_hand():
     """Both of two examples are in a step with probability 1/4; at most one is kept."""
     for steps, expected in ((1, 0.25), (3, 0.75), (10, 1.0)):
-        found = audits.any_truncation_probability(plan(1, 1, 2, steps))
+        found = worst_cases.any_truncation_probability(plan(1, 1, 2, steps))
         assert found == pytest.approx(expected, rel=1e-8)
     open_plan = make_plan("poisson", 2, 1, 3)
-    assert audits.any_truncation_probability(open_plan) == 0.0
+    assert worst_cases.any_truncation_probability(open_plan) == 0.0
 
 
 def test_additive_delta_and_epsilon_say_the_same_and_delta_is_the_better_of_two():
@@ -322,7 +322,7 @@ def test_a_lower_bound_is_below_the_exact_delta_of_one_step(cap, noise):
     """Under both relations: where other gradients are zero, only being kept counts."""
     for epsilon in (0.0, 1.0):
         example = plan(1, cap, 4, 1)
-        rate = poisson_batches.kept_rows(example, 1)[0].upper * (1 + 2e-9)
+        rate = lower_bounds.kept_rows(example, 1)[0].upper * (1 + 2e-9)
         exact = poisson.steps(rate, max(noise, 1e-3))[0][0][1]
         x = np.linspace(-30, 31, 400_001) * max(noise, 1e-3)
         density = exact.upper_density(x)

@@ -8,12 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from accounting import lower_bounds
 from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.pld.dominating_pairs import Pair
 from accounting.core.pld.privacy_profile import StepsProfile
 from accounting.core.samplers import truncated_steps
-from accounting.lower_bounds import poisson_batches
 from accounting.planning import groups
 from tests.accounting.plans import make_plan
 
@@ -219,5 +219,5 @@ def test_no_proven_number_is_smaller(noise, cap):
 @pytest.mark.parametrize("relation", [REPLACE_SPECIAL, ADD_OR_REMOVE_ONE])
 def test_lower_bounds_of_users_stay_below(relation):
     for rows, cap in ((2, 150), (20, 100)):
-        found = epsilon_of(tight_plan(cap), rows, relation, 2.0, poisson_batches)
+        found = epsilon_of(tight_plan(cap), rows, relation, 2.0, lower_bounds)
         assert 0.0 < found.lower <= found.guarantee

@@ -5,12 +5,12 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
+from accounting import lower_bounds
 from accounting.core import accountant, neighboring_relation
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs
 from accounting.core.samplers import truncated_steps
 from accounting.core.validation import InputError
-from accounting.lower_bounds import poisson_batches
 from accounting.planning import groups
 from tests.accounting.plans import make_plan
 
@@ -35,7 +35,7 @@ def test_published_epsilon_of_users(fields, noise, delta, rows, published):
     found = accountant.epsilon(plan, delta=delta, **asked).guarantee
     # Published to a coarse grid.
     assert found == pytest.approx(published, rel=5e-3)
-    checked = poisson_batches.delta(plan, epsilon=found, **asked)
+    checked = lower_bounds.delta(plan, epsilon=found, **asked)
     assert 0.96 * delta <= checked.lower <= checked.guarantee <= delta * 1.001
 
 
@@ -122,7 +122,7 @@ def test_noise_for_users_meets_the_target(small_plan, sampler):
 @pytest.mark.parametrize("size", [3, 99, 100])
 def test_bounds_of_users_enclose(size, noise):
     plan = make_plan("poisson", 100, size, 2)
-    found = poisson_batches.delta(
+    found = lower_bounds.delta(
         plan, noise_multiplier=noise, epsilon=0.5, max_examples_per_user=3
     )
     assert 0.0 <= found.lower <= found.guarantee <= 1.0
@@ -142,7 +142,7 @@ def test_bounds_of_users_enclose(size, noise):
 def test_little_noise_for_each_of_many_rows_is_bounded_as_tightly(plan, noise):
     """Seen to fail: 526,736 for 7.57 at noise 0.49, and no lower bound at all."""
     asked = {"noise_multiplier": noise, "max_examples_per_user": 50}
-    found = poisson_batches.epsilon(plan, delta=1e-9, **asked)
+    found = lower_bounds.epsilon(plan, delta=1e-9, **asked)
     assert 0.999 * found.guarantee <= found.lower <= found.guarantee
 
 

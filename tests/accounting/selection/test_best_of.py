@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from accounting import composition
-from accounting.claims.selection import best_of
-from accounting.claims.selection.best_of import SHAPES, NumberOfRuns, law
-from accounting.claims.selection.best_of import best_of as best
+from accounting.claims import selection
+from accounting.claims.selection import SHAPES, NumberOfRuns, law
+from accounting.claims.selection import best_of as best
 from accounting.composition import Profile, bounds_on_grid
 from accounting.core.numerics import log_ratio, threshold
 from tests.accounting.plans import make_plan
@@ -100,14 +100,14 @@ def test_the_bound_holds_for_every_law_of_k_every_score_ties_and_failing_runs(pl
 def test_a_planted_fault_is_found(fault, monkeypatch):
     """Without rho, with q(u) = u, or with the law's cells the wrong way round."""
     if fault == "other direction":
-        real = best_of._largest_rest
+        real = selection._largest_rest
         monkeypatch.setattr(
-            best_of, "_largest_rest", lambda d, r, h, x: real(r, d, h, x)
+            selection, "_largest_rest", lambda d, r, h, x: real(r, d, h, x)
         )
     elif fault == "mean alone":
-        monkeypatch.setattr(best_of, "_largest_rest", lambda d, r, h, x: x)
+        monkeypatch.setattr(selection, "_largest_rest", lambda d, r, h, x: x)
     else:
-        monkeypatch.setattr(best_of, "_largest_rest", lambda d, r, h, x: 0 * x)
+        monkeypatch.setattr(selection, "_largest_rest", lambda d, r, h, x: 0 * x)
     orders = [np.array(one) for one in itertools.permutations(range(4))]
     assert max(excess(*pair, laws()[1], orders) for pair in pairs(8)) > 1e-3
 
@@ -127,9 +127,9 @@ def test_the_best_of_runs_of_epsilon_0_has_what_it_has():
     assert run.epsilon(0.012) == 0.0
     ours, theirs = (selected(one, ranks, runs) for one in (p, q))
     assert divergence(ours, theirs, 0.0) > 0.05
-    found = best_of.epsilon_of_best(run, runs, 0.012)
+    found = selection.epsilon_of_best(run, runs, 0.012)
     assert divergence(ours, theirs, found) <= 0.012
-    assert best_of.epsilon_of_best(run, runs, 0.12) == 0.0
+    assert selection.epsilon_of_best(run, runs, 0.12) == 0.0
 
 
 def test_pure_privacy_costs_as_published():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.claims.selection.best_of import (
+from accounting.claims.selection import (
     SHAPES,
     WHOLE,
     NumberOfRuns,

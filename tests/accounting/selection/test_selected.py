@@ -8,14 +8,15 @@ import math
 import pytest
 
 from accounting import composition
-from accounting.claims.selection.best_of import (
+from accounting.claims.selection import (
     SHAPES,
+    Selected,
     as_good_as,
     epsilon_of_best,
     law,
+    law_of,
     noise_of_best,
 )
-from accounting.claims.selection.selected import Selected, law_of
 from accounting.core import accountant
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.auditing import audit
+from accounting.auditing import verdicts
 from accounting.core.claim import AUTO_CLIP
 from pipelines.batches.folder import read_manifest
 from tests.trainer.auditing import audit_release, audit_run
@@ -114,8 +114,8 @@ def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
         assert len(outcome.checks) == 10
         assert not contradicted(outcome.checks, error)
         if outcome.run.num_canaries == MANY:
-            claim = audit.claim(outcome.plan, NOISE, DELTA)
-            verdict = audit.judge(
+            claim = verdicts.claim(outcome.plan, NOISE, DELTA)
+            verdict = verdicts.judge(
                 claim, outcome.real, outcome.ghost, confidence=1 - error
             )
             assert not verdict.violated, verdict.text
@@ -161,8 +161,8 @@ def test_trials_alone_find_a_run_without_noise(
     """At an epsilon that claims nothing, trials bound epsilon without assumptions."""
     _drop_noise(monkeypatch)
     outcome = examine(run)
-    claim = audit.claim(outcome.plan, NOISE, DELTA)
-    verdict = audit.judge(claim, outcome.real, outcome.ghost, confidence=0.999)
+    claim = verdicts.claim(outcome.plan, NOISE, DELTA)
+    verdict = verdicts.judge(claim, outcome.real, outcome.ghost, confidence=0.999)
     assert verdict.violated
     assert verdict.findings[-1].epsilon_lower_bound > claim.epsilon
 

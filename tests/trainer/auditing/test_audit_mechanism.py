@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.auditing import audit
-from accounting.claims.shuffles import shuffle
+from accounting import lower_bounds
+from accounting.auditing import verdicts
+from accounting.claims import shuffle
 from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
-from accounting.lower_bounds import poisson_batches
 from pipelines.core.users.bounded import BOUNDED, ROWS, USERS, Bounded
 from pipelines.sampling import samplers
 from tests.sampler_fields import needed
@@ -100,7 +100,7 @@ def test_poisson_stays_on_its_curve() -> None:
     """The score is the likelihood ratio, so its events have exactly the delta."""
     plan = _plan("poisson", num_steps=20, num_epochs=1)
     for epsilon, found, error in _found_deltas(plan, 2000):
-        known = poisson_batches.delta(plan, noise_multiplier=NOISE, epsilon=epsilon)
+        known = lower_bounds.delta(plan, noise_multiplier=NOISE, epsilon=epsilon)
         assert known.lower is not None
         assert known.lower - 5 * error <= found <= known.guarantee + 5 * error
 
@@ -349,7 +349,7 @@ def test_the_audited_relation_is_that_of_the_statement(
     found = settings_of(capped, note)
     assert found.neighboring_relation == ADD_OR_REMOVE_ONE
     count = note.examples_per_user
-    claim = audit.claim(capped, NOISE, DELTA, count, found.neighboring_relation)
+    claim = verdicts.claim(capped, NOISE, DELTA, count, found.neighboring_relation)
     stated = accountant.epsilon(
         capped,
         noise_multiplier=NOISE,

@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 
 from accounting import composition
-from accounting.claims.selection.best_of import (
+from accounting.claims.selection import (
     NumberOfRuns,
     as_good_as,
     epsilon_of_best,

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.claims.model_mix import theorem
-from accounting.claims.model_mix.theorem import Mixing
+from accounting.claims import model_mix
+from accounting.claims.model_mix import Mixing
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums, write_manifest
@@ -113,8 +113,8 @@ def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
     ).guarantee
     assert wanted < plain
     assert "Xiao et al. 2023, Corollary 4.1" in summary.statement["theorem"]
-    assert summary.statement["discretization"] == theorem.DISCRETIZATION
-    assert theorem.NOT_COVERED in summary.text
+    assert summary.statement["discretization"] == model_mix.DISCRETIZATION
+    assert model_mix.NOT_COVERED in summary.text
     for words in ("sqrt(16)", "at least 0.5 times the learning rate apart"):
         assert words in summary.statement["mechanism"]
     # Kept iterates are the released ones.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accounting.claims.model_mix.theorem import Mixing
+from accounting.claims.model_mix import Mixing
 from accounting.core.validation import InputError
 from accounting.statement import privacy_statement
 from pipelines.core.batches.ranges import Share

@@ -109,7 +109,7 @@ class RunRecord:
       model: Its name, sizes, and ``fits``: see ``Session``.
       versions: Name and version of the software that trained.
       selection: Of the best of several runs, ``num_runs`` and ``shape`` of the law of
-        their number, as of `accounting.claims.selection.selected`; empty for others.
+        their number, as of `accounting.claims.selection`; empty for others.
       batches_used_before: Whether another run may have used the batches: nothing is
         proven for both together.
       of_runs: Number of runs of the plan that were declared together, with this one:

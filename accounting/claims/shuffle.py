@@ -35,23 +35,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accounting.claims.shuffles import null_clones
+from accounting import lower_bounds
+from accounting.claims import null_clones
 from accounting.core import sampler_registry
 from accounting.core.intervals import Bounds, NoiseBounds, below, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.numerics import TOLERANCE, log_ratio
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian
-from accounting.core.pld.loss_distribution import Atoms
+from accounting.core.pld.dominating_pairs import Atoms
 from accounting.core.samplers import deterministic
-from accounting.lower_bounds import merged_outcomes
-from accounting.lower_bounds.merged_outcomes import (
+from accounting.lower_bounds import (
     largest_insufficient_noise,
     lower_epsilon,
 )
 
 UPPER_METHOD = "each use of an example is a Gaussian mechanism: the order is revealed"
-CLONES_METHOD = "null clones of the example's step (accounting.claims.shuffles)"
+CLONES_METHOD = "null clones of the example's step (accounting.claims.null_clones)"
 PERSISTENT_METHOD = "persistent shuffling (Chua et al. 2024, Theorem 3.5)"
 DYNAMIC_METHOD = "dynamic shuffling (Chua et al. 2024, Theorem 3.8)"
 #: Mean of the differing example's step under P, and under Q.
@@ -119,7 +119,7 @@ def composed_delta(
         return 0.0
     # The reduction of the losses exceeds the relative error of the ratio of two masses.
     loss = Atoms(masses, losses - 1e-9)
-    return merged_outcomes.lower_delta_of_sum(loss, num_epochs, epsilon) * (1 - 1e-8)
+    return lower_bounds.lower_delta_of_sum(loss, num_epochs, epsilon) * (1 - 1e-8)
 
 
 def _slices(

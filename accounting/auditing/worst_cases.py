@@ -25,7 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from accounting.claims.shuffles import shuffle
+from accounting.claims import shuffle
 from accounting.core import sampler_registry
 from accounting.core.neighboring_relation import brought
 from accounting.core.plan import (
@@ -418,6 +418,6 @@ def audit_of(sampler: str, canary_rows: int = 1) -> Audit:
         sampler_registry.refuse(
             sampler,
             "a worst case and a score for audits",
-            "Register them with accounting.auditing.audits.register.",
+            "Register them with accounting.auditing.worst_cases.register.",
         )
     return found

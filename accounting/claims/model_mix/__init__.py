@@ -1,1 +1,0 @@
-"""ModelMix: its own theorem of amplification."""

@@ -1,1 +1,0 @@
-"""Private tuning: only the best of a random number of runs is released."""

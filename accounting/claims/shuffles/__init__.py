@@ -1,1 +1,0 @@
-"""Shuffled batches: amplification by null clones, and lower bounds."""

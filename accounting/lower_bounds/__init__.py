@@ -1,1 +1,0 @@
-"""What no proof can go below: no privacy claim depends on it."""

@@ -1,1 +1,0 @@
-"""What epsilon and delta mean for membership tests."""
