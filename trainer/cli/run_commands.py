@@ -13,7 +13,7 @@ from accounting.core.settings import REQUIRED, OfPrivacy, choice
 from trainer.cli.metrics_text import metrics_text
 from trainer.report.progress import Terminal
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
-from trainer.settings.requests import AVERAGES, LAST, PredictSettings
+from trainer.settings.requests import AVERAGES, LAST
 
 
 def statistics(
@@ -177,7 +177,6 @@ def predict(
     table: Annotated[LocalPath, Parameter(name="--input", group=REQUIRED)],
     out: Annotated[LocalPath, Parameter(group=REQUIRED)],
     average: Annotated[str | None, choice("average", *AVERAGES)] = None,
-    aggregate: Annotated[str | None, Parameter(metavar="MODULE:FUNCTION")] = None,
     uncertainty: Annotated[float | None, Parameter(metavar="LEVEL")] = None,
     carry: Annotated[tuple[str, ...], Parameter(metavar="COLUMN")] = (),
     as_json: Json = False,
@@ -203,24 +202,15 @@ def predict(
       average: Weights to predict with: last; ema, uta or custom, averaged while
         training; past_ema, upa, past_custom, opa or omv, of kept iterates.  [default:
         last; opa with --uncertainty]
-      aggregate: Predict with your own aggregate, a function from kept iterates (lists
-        of NumPy arrays, oldest first) to weights.
       uncertainty: Also write intervals of this level, such as 0.95, from kept iterates:
         how much a prediction varies with the noise.
       carry: Column of --input to copy to --out, such as an id; may be repeated.
     """
     from trainer.prediction.predict import check, predict_checked
 
-    settings = PredictSettings(
-        run=run,
-        table=table,
-        out=out,
-        average=average,
-        aggregate=aggregate,
-        uncertainty=uncertainty,
-        carry=carry,
+    checked = check(
+        run, table, out, average=average, uncertainty=uncertainty, carry=carry
     )
-    checked = check(settings)
     with Terminal("predicting", unit=checked.rows.unit) as reporter:
         reporter.say("loading TensorFlow")
         summary = predict_checked(checked, reporter)

@@ -18,7 +18,6 @@ from pipelines.files.storage import read_json
 from trainer.model import rows
 from trainer.model.metrics import VOTE_METRICS
 from trainer.model.rows import Target
-from trainer.model.user_code import load_function
 from trainer.report import run_files
 from trainer.report.run_files import (
     ITERATES_NAME,
@@ -29,7 +28,6 @@ from trainer.report.run_files import (
 from trainer.settings.aggregation_settings import (
     OMV,
     OPA,
-    PAST_CUSTOM,
     PAST_EMA,
     UPA,
     WEIGHT_AVERAGES,
@@ -53,7 +51,6 @@ class ChosenModel:
       serving: Signature of the model.
       iterates: Files of the kept iterates, oldest first.
       keep_decay: Decay of their moving average; None without kept iterates.
-      aggregate: "module:function" of a user's aggregate of them; None for none.
       target: What is predicted; None if nothing says so.
     """
 
@@ -63,7 +60,6 @@ class ChosenModel:
     serving: Serving
     iterates: tuple[pathlib.Path, ...]
     keep_decay: float | None
-    aggregate: str | None = None
     target: Target | None = None
 
     @property
@@ -74,21 +70,18 @@ class ChosenModel:
     @property
     def model(self) -> pathlib.Path:
         """The SavedModel: that of the average if it was exported, else the last."""
-        own = _saved_model(self.run, self.average) if self.is_exported else None
-        return own or _exported(self.run, LAST)
+        return _saved_model(self.run, self.average) or _exported(self.run, LAST)
 
     @property
     def is_exported(self) -> bool:
         """Whether ``model`` has the requested weights."""
-        found = _saved_model(self.run, self.average)
-        return self.aggregate is None and found is not None
+        return _saved_model(self.run, self.average) is not None
 
 
 def choose(
     run: pathlib.Path,
     *,
     average: str | None = None,
-    aggregate: str | None = None,
     uncertainty: float | None = None,
 ) -> ChosenModel:
     """Returns the weights that predict; arguments as for `predict.predict`.
@@ -100,14 +93,10 @@ def choose(
         check_float("uncertainty", uncertainty, above=0, below=1)
     chosen = average or (LAST if uncertainty is None else OPA)
     check_choice("average", chosen, AVERAGES)
-    if aggregate is not None:
-        chosen = _check_aggregate(aggregate, average, uncertainty)
     record, _ = read_finished(run)
     signature = run_files.read_serving(run)
     iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
     possible = _possible(run, signature, has_iterates=bool(iterates))
-    if aggregate is not None and iterates:
-        possible.append(PAST_CUSTOM)
     _check_average(run, chosen, possible)
     _check_intervals(chosen, uncertainty, len(iterates))
     predicted = rows.target_of(Manifest.from_json(read_json(run / MANIFEST_NAME)))
@@ -118,23 +107,8 @@ def choose(
         serving=signature,
         iterates=iterates,
         keep_decay=record.optimizer.get("keep_decay"),
-        aggregate=aggregate,
         target=predicted,
     )
-
-
-def _check_aggregate(
-    aggregate: str, average: str | None, uncertainty: float | None
-) -> str:
-    """Returns the average of a request with a user's aggregate."""
-    for name, value in (("average", average), ("uncertainty", uncertainty)):
-        if value is not None:
-            raise InputError(
-                f"Expected no {name}={value!r} beside aggregate={aggregate!r}, whose "
-                f"weights predict. Omit --{name} or --aggregate."
-            )
-    load_function(aggregate, "aggregate")
-    return PAST_CUSTOM
 
 
 def _exported(run: pathlib.Path, average: str) -> pathlib.Path:
@@ -170,7 +144,7 @@ def _check_average(run: pathlib.Path, average: str, possible: list[str]) -> None
             f"Expected average={average!r} to be one that {run} has: "
             f"{', '.join(possible)}. Others need --ema-decay, --tail or --keep-last of "
             "`dpsgd train`; omv also needs a loss of classes, and past_custom "
-            "--aggregate, here or with --export past_custom there."
+            "--aggregate and --export past_custom there."
         )
 
 

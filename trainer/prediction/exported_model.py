@@ -1,10 +1,8 @@
 """Predictions of a run's exported model, with its own or averaged weights.
 
 Formal guarantees:
-  - No user's code is needed or run, except a requested aggregate: the model is a
-    SavedModel.
-  - A bounded number of rows and one kept iterate are in memory at a time; only a user's
-    aggregate gets all iterates at once.
+  - No user's code is needed or run: the model is a SavedModel.
+  - A bounded number of rows and one kept iterate are in memory at a time.
   - Predictions that are not finite are refused, unless the caller takes them.
   - Predicted one at a time, rows have the same bits wherever they stand, and however
     many there are.  In a batch kernels treat the last rows in another way.  A model
@@ -25,7 +23,6 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from trainer.averaging.iterates import (
-    CustomAggregate,
     OutputsByName,
     WeightedMean,
     ema_weights,
@@ -129,10 +126,6 @@ class _ExportedModel:
 
     def average_iterates(self) -> None:
         """Sets the weights of the model to an average of the kept iterates."""
-        if self._chosen.aggregate is not None:
-            aggregate = CustomAggregate(self._chosen.aggregate)
-            self._assign(aggregate([*self._iterates()]))
-            return
         count = len(self._chosen.iterates)
         weights = uniform_weights(count)
         if self._chosen.average == PAST_EMA:

@@ -71,24 +71,22 @@ Formal guarantees:
   - The file appears when the context ends without an error; otherwise nothing is left.
   - Rows are in the order in which they were written.
   - One part is in memory at a time.
-  - The name says the format.  In CSV a column NAME of lists of one length is written as
-    NAME_0, NAME_1, ...; others are refused.
+  - The name says the format.  Columns of lists are refused in CSV.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
@@ -102,7 +100,6 @@ from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables import table_files
 from pipelines.tables.cells import CELLS_NAME
 from pipelines.tables.raw_inputs import Part, RawInputs
-from pipelines.tables.schema import Schema
 from trainer.averaging.iterates import column_names, in_units
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, CLASSES, OTHER
@@ -112,41 +109,19 @@ from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import PREDICTION, PROBABILITIES, PROBABILITY
 from trainer.run.preflight import check_local
 from trainer.settings.aggregation_settings import OMV
-from trainer.settings.requests import PredictSettings
 
 _CSV = ".csv"
 #: Suffixes of names; without one the file is Parquet.
 _SUFFIXES = (".parquet", _CSV, "")
 
 
-def check_name(path: pathlib.Path, carried: Mapping[str, pa.DataType]) -> None:
-    """Checks that tables can be written to a file of this name.
-
-    Args:
-      path: The file.
-      carried: Name -> type of the columns that are copied to it.
-
-    Raises:
-      InputError: another format, or columns that it cannot hold.
-    """
+def check_name(path: pathlib.Path) -> None:
+    """Refuses the name of a file of another format."""
     if path.suffix.lower() not in _SUFFIXES:
         raise InputError(
             f"Expected --out {path} to end in .parquet or {_CSV}, the formats that can "
             f"be written. Give --out {path.with_suffix(_CSV)}."
         )
-    if not _is_csv(path):
-        return
-    for name, kind in carried.items():
-        if pa.types.is_nested(kind) and not pa.types.is_fixed_size_list(kind):
-            raise InputError(
-                f"Expected column {name} of type {kind} not to be carried to CSV, "
-                f"which holds no lists. Give --out {path.with_suffix('.parquet')}, or "
-                "do not carry it."
-            )
-
-
-def _is_csv(path: pathlib.Path) -> bool:
-    return path.suffix.lower() == _CSV
 
 
 class WrittenTable:
@@ -177,37 +152,20 @@ class WrittenTable:
 
     def write(self, table: pa.Table) -> None:
         """Appends the rows of a table."""
-        if _is_csv(self._path):
-            table, open_writer = _flat(table), pa_csv.CSVWriter
-        else:
-            open_writer = pq.ParquetWriter
         if self._writer is None:
+            is_csv = self._path.suffix.lower() == _CSV
+            lists = (f.name for f in table.schema if pa.types.is_nested(f.type))
+            if is_csv and (name := next(lists, "")):
+                raise InputError(
+                    f"Expected no column of lists in CSV, as {name}. Give --out "
+                    f"{self._path.with_suffix('.parquet')}."
+                )
+            open_writer = pa_csv.CSVWriter if is_csv else pq.ParquetWriter
             writer = open_writer(self._sink, table.schema)
             self._writer = self._contexts.enter_context(writer)
             self.columns = tuple(table.column_names)
         self._writer.write_table(table)
         self.num_rows += table.num_rows
-
-
-def _flat(table: pa.Table) -> pa.Table:
-    """Returns a table with a column for each element of fixed-size lists."""
-    columns: dict[str, pa.ChunkedArray] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        parts = {name: column}
-        if pa.types.is_fixed_size_list(column.type):
-            places = range(column.type.list_size)
-            whole = _flat(
-                pa.table({f"{name}_{i}": pc.list_element(column, i) for i in places})
-            )
-            parts = dict(zip(whole.column_names, whole.columns, strict=True))
-        if twice := columns.keys() & parts.keys():
-            raise InputError(
-                f"Expected columns of different names in a CSV of predictions, not two "
-                f"{min(twice)}. Rename the one of --carry in the table, or give a name "
-                "of --out that ends in .parquet."
-            )
-        columns |= parts
-    return pa.table(columns)
 
 
 OPTION = "--input"
@@ -228,13 +186,10 @@ def open_rows(
     """
     schema = schema_of(manifest)
     if schema is None or any(map(_is_prepared, table_files.list_table(str(path)))):
-        return _Prepared(path, manifest, carried)
-    _check_cells(manifest)
-    return _Raw(path, schema, carried)
-
-
-def _check_cells(manifest: Manifest) -> None:
-    """Refuses a run whose examples were read from their table in another way."""
+        held_out = HeldOut(path, manifest, option=OPTION)
+        held_out.check_others(carried)
+        parts = functools.partial(_prepared_parts, held_out, [*carried])
+        return RowsToPredict(total=held_out.num_rows, unit="row", parts=parts)
     found = manifest.dataset.get("cells")
     if found != CELLS_NAME:
         raise InputError(
@@ -243,6 +198,8 @@ def _check_cells(manifest: Manifest) -> None:
             f"{OPTION} as other numbers. Give a table that was prepared as they were, "
             "or prepare, batch and train again."
         )
+    raw = RawInputs(str(path), schema, carried)
+    return RowsToPredict(total=raw.num_bytes, unit="byte", parts=raw.parts)
 
 
 def _is_prepared(file: table_files.TableFile) -> bool:
@@ -251,63 +208,29 @@ def _is_prepared(file: table_files.TableFile) -> bool:
     return DATASET_METADATA_KEY in (file.arrow_schema().metadata or {})
 
 
-class RowsToPredict(abc.ABC):
+def _prepared_parts(
+    held_out: HeldOut, carried: list[str], num_rows: int
+) -> Iterator[Part]:
+    done = 0
+    for columns, rows in held_out.parts(num_rows, carried):
+        done += rows.num_rows
+        yield columns, pa.Table.from_batches([rows.select(carried)]), done
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowsToPredict:
     """Rows to predict.
 
     Attributes:
       total: Size of the table, in units.
       unit: Unit of progress: "row" or "byte".
-      carried_types: Name -> type of the carried columns of a raw table.
+      parts: Yields inputs of the model, carried columns, and units read so far, in
+        parts of about a number of rows.
     """
 
     total: int
     unit: str
-    carried_types: Mapping[str, pa.DataType]
-
-    @abc.abstractmethod
-    def parts(self, num_rows: int) -> Iterator[Part]:
-        """Yields inputs of the model, carried columns, and units read so far.
-
-        A part has about ``num_rows`` rows.
-        """
-
-
-class _Prepared(RowsToPredict):
-    """Rows of files with the columns of the batches."""
-
-    unit = "row"
-
-    def __init__(
-        self, path: pathlib.Path, manifest: Manifest, carried: Sequence[str]
-    ) -> None:
-        self._held_out = HeldOut(path, manifest, option=OPTION)
-        self._held_out.check_others(carried)
-        self._carried = list(carried)
-        self.carried_types = {}  # numbers, or lists of a length
-        self.total = self._held_out.num_rows
-
-    def parts(self, num_rows: int) -> Iterator[Part]:
-        done = 0
-        for columns, rows in self._held_out.parts(num_rows, self._carried):
-            done += rows.num_rows
-            carried = pa.Table.from_batches([rows.select(self._carried)])
-            yield columns, carried, done
-
-
-class _Raw(RowsToPredict):
-    """Rows of a raw table, which the schema describes."""
-
-    unit = "byte"
-
-    def __init__(
-        self, path: pathlib.Path, schema: Schema, carried: Sequence[str]
-    ) -> None:
-        self._rows = RawInputs(str(path), schema, carried)
-        self.total = self._rows.num_bytes
-        self.carried_types = self._rows.carried_types
-
-    def parts(self, num_rows: int) -> Iterator[Part]:
-        return self._rows.parts(num_rows)
+    parts: Callable[[int], Iterator[Part]]
 
 
 def named(
@@ -402,27 +325,36 @@ class PredictRequest:
     out: pathlib.Path
 
 
-def check(settings: PredictSettings) -> PredictRequest:
-    """Returns the checked request.
+def check(
+    run: pathlib.Path,
+    table: pathlib.Path,
+    out: pathlib.Path,
+    *,
+    average: str | None = None,
+    uncertainty: float | None = None,
+    carry: Sequence[str] = (),
+) -> PredictRequest:
+    """Returns the checked request; arguments as for `predict`.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
-    run, out, carried = settings.run, settings.out, settings.carry
-    check_local(run=run, input=settings.table, out=out)
-    chosen = choose(
-        run,
-        average=settings.average,
-        aggregate=settings.aggregate,
-        uncertainty=settings.uncertainty,
-    )
+    check_local(run=run, input=table, out=out)
+    chosen = choose(run, average=average, uncertainty=uncertainty)
     check_new(out)
-    _check_carried(carried, prediction_names(chosen))
+    check_name(out)
+    names = prediction_names(chosen)
+    for name in carry:
+        if name in names or carry.count(name) > 1:
+            raise InputError(
+                f"Expected column {name} of --carry once, and not to be called as a "
+                f"prediction: {', '.join(names)}. Omit it, or rename it in the "
+                "table."
+            )
     # Without the label, which the table need not have.
     manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
     manifest = dataclasses.replace(manifest, columns=chosen.serving.inputs)
-    rows = open_rows(settings.table, manifest, carried)
-    check_name(out, rows.carried_types)
+    rows = open_rows(table, manifest, carry)
     return PredictRequest(chosen=chosen, rows=rows, out=out)
 
 
@@ -436,16 +368,6 @@ def prediction_names(chosen: ChosenModel) -> tuple[str, ...]:
         several = column_names(signature.outputs).values()
         found = tuple(itertools.chain.from_iterable(several))
     return shown_names(found, signature.task, chosen.classes)
-
-
-def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:
-    for name in carried:
-        if name in names or carried.count(name) > 1:
-            raise InputError(
-                f"Expected column {name} of --carry once, and not to be called as a "
-                f"prediction: {', '.join(names)}. Omit it, or rename it in the "
-                "table."
-            )
 
 
 #: Largest number and bytes of the rows that are read, predicted and written at a time.
@@ -481,11 +403,8 @@ def predict(
     table: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    average: str | None = None,
-    aggregate: str | None = None,
-    uncertainty: float | None = None,
-    carry: Sequence[str] = (),
     reporter: Reporter | None = None,
+    **how: Any,
 ) -> PredictSummary:
     """Writes the predictions of a finished run for every row of a table.
 
@@ -495,27 +414,17 @@ def predict(
         table (CSV, TSV, Parquet), which is read by the schema of the training examples.
         No label is needed.
       out: New file: Parquet, or CSV if its name ends in ".csv".
-      average: "last", "ema", "uta", "custom", "past_ema", "upa", "past_custom", "opa"
-        or "omv", if the run has it.  None for "opa" with intervals, else "last".
-      aggregate: Instead, "module:function" from the kept iterates to weights: see
-        ``trainer.averaging.iterates``.
-      uncertainty: Level of the intervals, in (0, 1); None for none.
-      carry: Columns of the table to copy to the output, such as an id.
       reporter: Receives progress; None for none.
+      **how: ``average``, one of `requests.AVERAGES` that the run has: the last weights
+        if None, or the mean prediction where there are intervals; ``uncertainty``, the
+        level of intervals in (0, 1); ``carry``, columns of the table to copy to the
+        output, such as an id.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
-    settings = PredictSettings(
-        run=pathlib.Path(run),
-        table=pathlib.Path(table),
-        out=pathlib.Path(out),
-        average=average,
-        aggregate=aggregate,
-        uncertainty=uncertainty,
-        carry=tuple(carry),
-    )
-    return predict_checked(check(settings), reporter or Silent())
+    paths = map(pathlib.Path, (run, table, out))
+    return predict_checked(check(*paths, **how), reporter or Silent())
 
 
 def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSummary:
@@ -532,7 +441,9 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
     reporter.start(request.rows.total, done=0)
     with WrittenTable(request.out) as file:
         for inputs, carried, done in request.rows.parts(_chunk_rows(request)):
-            file.write(_beside(carried, named(predict_rows(inputs), chosen)))
+            found = as_table(named(predict_rows(inputs), chosen))
+            names = [*carried.column_names, *found.column_names]
+            file.write(pa.table([*carried.columns, *found.columns], names))
             reporter.advance(done)
     reporter.stop()
     return PredictSummary(
@@ -547,10 +458,3 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
 def _chunk_rows(request: PredictRequest) -> int:
     size = max(1, row_bytes(request.chosen.serving.inputs))
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // size))
-
-
-def _beside(carried: pa.Table, predictions: dict[str, np.ndarray]) -> pa.Table:
-    """Returns the carried columns followed by the predictions."""
-    found = as_table(predictions)
-    columns = [*carried.columns, *found.columns]
-    return pa.table(columns, [*carried.column_names, *found.column_names])

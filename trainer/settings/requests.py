@@ -1,4 +1,4 @@
-"""What is asked of ``train``, ``audit``, ``predict`` and ``compare``.
+"""What is asked of ``train``, ``audit`` and ``compare``.
 
 A requested run: settings, folders and files.
 
@@ -228,35 +228,6 @@ def claimed_plan(plan: DpSgdPlan, claim: str | None) -> DpSgdPlan:
 #: The last weights, among names of averages.
 LAST = "last"
 AVERAGES = (LAST, *WEIGHT_AVERAGES, OPA, OMV)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictSettings:
-    """What to predict, and by which weights of a run.  All public.
-
-    Attributes:
-      run: Folder of the run.
-      table: File, folder or quoted glob, prepared like the batches.  If these were made
-        with a schema, also a raw table (CSV, TSV, Parquet).  A label is not needed.
-      out: New file, with one row for each row of --input, in order: CSV if its name
-        ends in .csv, else Parquet.
-      average: Weights to predict with: last; ema, uta or custom, averaged while
-        training; past_ema, upa, past_custom, opa or omv, of kept iterates.  [default:
-        last; opa with --uncertainty]
-      aggregate: Predict with your own aggregate, a function from kept iterates (lists
-        of NumPy arrays, oldest first) to weights.
-      uncertainty: Also write intervals of this level, such as 0.95, from kept iterates:
-        how much a prediction varies with the noise.
-      carry: Column of --input to copy to --out, such as an id; may be repeated.
-    """
-
-    run: pathlib.Path
-    table: pathlib.Path
-    out: pathlib.Path
-    average: str | None = None
-    aggregate: str | None = None
-    uncertainty: float | None = None
-    carry: tuple[str, ...] = ()
 
 
 #: The first metric of the label's task.

@@ -23,7 +23,6 @@ from trainer.model.metrics import CLASSES
 from trainer.prediction import exported_model, predict
 from trainer.prediction.predict import PREDICTED, with_classes
 from trainer.run.preflight import Request
-from trainer.settings.requests import PredictSettings
 from trainer.train import train
 
 ROWS = make_rows(300, seed=99)
@@ -59,7 +58,7 @@ def _by_keras(path: pathlib.Path) -> np.ndarray:
     return np.ravel(load_model(path).predict(columns, verbose=0))
 
 
-@pytest.mark.parametrize("average", [None, "ema", "upa"])
+@pytest.mark.parametrize("average", [None, "upa"])
 def test_predictions_are_those_of_the_exported_model_in_the_order_of_the_rows(
     average: str | None, folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -75,8 +74,6 @@ def test_predictions_are_those_of_the_exported_model_in_the_order_of_the_rows(
     ("file", "data"),
     [
         ("variables/variables.data-00000-of-00001", None),
-        ("variables/variables.data-00000-of-00001", bytes(64)),
-        ("variables/variables.index", b""),
         ("saved_model.pb", bytes(64)),
     ],
 )
@@ -112,19 +109,16 @@ def test_a_table_may_lack_the_label_and_have_other_columns_and_files(
 def test_a_name_that_ends_in_csv_gets_csv(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    wanted = _predict(folder, tmp_path / "out.parquet", carry=["integers", "label"])
-    summary = predict.predict(
-        folder / "run", folder / "table", tmp_path / "out.csv",
-        carry=["integers", "label"],
-    )  # fmt: skip
+    wanted = _predict(folder, tmp_path / "out.parquet", carry=["label"])
+    given = folder / "run", folder / "table", tmp_path / "out.csv"
+    with pytest.raises(InputError, match="no column of lists in CSV, as integers"):
+        predict.predict(*given, carry=["integers"])
+    summary = predict.predict(*given, carry=["label"])
     found = pa_csv.read_csv(tmp_path / "out.csv")
-    lists = [f"integers_{place}" for place in range(13)]
     assert summary.columns == tuple(found.column_names)
-    assert found.column_names == [*lists, "label", "predicted", "probability"]
+    assert found.column_names == ["label", "predicted", "probability"]
     assert found["label"].to_pylist() == wanted["label"].to_pylist()
     np.testing.assert_allclose(found["probability"], wanted["probability"], rtol=1e-6)
-    values = np.stack([found[name].to_numpy() for name in lists], axis=1)
-    np.testing.assert_allclose(values, np.stack(wanted["integers"].to_numpy()))
 
 
 @pytest.mark.parametrize("average", ["last", "opa"])
@@ -184,8 +178,7 @@ def test_an_unfinished_run_and_one_without_a_model_are_refused(
 
     def check() -> predict.PredictRequest:
         run, table = tmp_path / "run", folder / "table"
-        out = tmp_path / "out"
-        return predict.check(PredictSettings(run=run, table=table, out=out))
+        return predict.check(run, table, tmp_path / "out")
 
     with pytest.raises(InputError, match="saved_model to exist"):
         check()
