@@ -1,11 +1,19 @@
-"""Cells of a table in SQL: one number, one text and one time for each value.
+"""Cells of a table in SQL, and one SELECT of a table that is made of them.
 
 Programs write 5 as 5, 5.0 or 5.00, and true as True.  Here each of these has one text,
 so that a table gives the same categories and users in CSV and in Parquet.  A number of
 single precision or a decimal becomes the double that is nearest to its shortest text,
 which is what a reader of that text gets.
 
+    SELECT outputs, fault FROM (SELECT *, values FROM (SELECT *, ... FROM table))
+
+An expression of a level may name those of the levels below it, so that a cell that is
+used twice is computed once.  Texts of categories and words become ids outside of the
+query, by our vectorised hash: that of DuckDB may change with its version.
+
 Formal guarantees:
+  - The first fault of a row, in the order of the schema, is the one that counts.
+  - An id depends on the text, the name of its output and the schema alone.
   - A value has the same number in every type that holds it, and in each text that
     pandas, polars, DuckDB, Spark and Arrow write for it.  A whole number has the same
     text, too, unless it is written with an exponent or as -0.
@@ -18,13 +26,21 @@ Formal guarantees:
   - No cast is applied to a text before a pattern has held it: DuckDB's own casts take
     '1_000' for 1000, 'yes' for true, and drop '+02:00'.
 
-Public: everything here.  Sensitive: what the expressions compute.
+Public: expressions and reasons.  Sensitive: what they compute.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.users.hashing import AFTER, buckets_of, hash_fields, words_of
 
 TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL = (
     "text",
@@ -36,6 +52,10 @@ TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL = (
 DATE, TIME, ZONED, LIST, OTHER = "date", "time", "zoned time", "list", "other"
 
 NUMBERS = (INTEGER, FLOAT, DECIMAL)
+
+#: Column of the query: 0, or the number of the first fault of the row.
+FAULT = "__fault"
+_NUM_LEVELS = 6
 
 #: How cells are read.  Change it when a cell may become another number or text.
 CELLS_NAME = "dpsgd-cells-v4"
@@ -289,3 +309,315 @@ def known_time(value: str, missing: Iterable[str], form: str, zone: str) -> str:
 def in_calendar(value: str) -> str:
     """Returns whether a time is of the years 1 to 9999."""
     return f"coalesce(isfinite({value}) AND year({value}) BETWEEN 1 AND 9999, false)"
+
+
+# --- The query ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ids:
+    """How texts become ids.
+
+    Attributes:
+      buckets: Number of ids of hashed texts, including 0 for missing.
+      vocabulary: Texts with ids of their own, from 2; 1 is for all others.
+      salt: Name of the output, which salts the hash.
+      length: Length to which lists are padded with 0; None for single texts.
+    """
+
+    buckets: int
+    salt: str
+    vocabulary: Sequence[str] | None = None
+    length: int | None = None
+
+    def of(self, texts: pa.Array) -> np.ndarray:
+        """Returns int32 ids of texts, or of lists of them; 0 for null."""
+        if self.length is None:
+            return self._of_texts(texts)
+        offsets = texts.offsets.to_numpy()
+        ids = self._of_texts(texts.values[int(offsets[0]) : int(offsets[-1])])
+        counts = pc.fill_null(pc.list_value_length(texts), 0).to_numpy()
+        present = np.arange(self.length) < counts[:, None]
+        found = np.zeros((len(texts), self.length), np.int32)
+        found[present] = ids
+        return found
+
+    def _of_texts(self, texts: pa.Array) -> np.ndarray:
+        if self.vocabulary is None:
+            hashes = hash_texts(texts, salt_of(self.salt))
+            ids = buckets_of(hashes, self.buckets).astype(np.int32)
+        else:
+            index = pc.fill_null(pc.index_in(texts, pa.array(self.vocabulary)), -1)
+            ids = index.to_numpy(zero_copy_only=False).astype(np.int32) + np.int32(2)
+        ids[texts.is_null().to_numpy(zero_copy_only=False)] = 0
+        return ids
+
+
+class Select:
+    """A query in the making.
+
+    Args:
+      columns: Name of a column of the table -> its name in SQL.
+      missing: Texts that stand for a missing value, besides the empty one.
+      decimal_comma: Whether numbers of texts are written as 1.234,5.
+
+    Attributes:
+      missing: Texts that stand for a missing value, besides the empty one.
+      decimal_comma: Whether numbers of texts are written as 1.234,5.
+      faults: Reasons of malformed rows, by number of the fault, from 1.
+      ids: Name of an output of texts -> how they become ids.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        missing: Sequence[str] = (),
+        *,
+        decimal_comma: bool = False,
+    ) -> None:
+        self.missing, self.decimal_comma = tuple(missing), decimal_comma
+        self.faults: list[str] = []
+        self.ids: dict[str, Ids] = {}
+        self._columns = columns
+        self._levels: list[dict[str, str]] = [{} for _ in range(_NUM_LEVELS)]
+        self._conditions: list[str] = []
+        self._outputs: dict[str, str] = {}
+
+    def define(self, level: int, expression: str) -> str:
+        """Returns a name for an expression of names of lower levels.
+
+        Args:
+          level: Its level, from 0.
+          expression: The expression, or the name of a column at level 0.
+        """
+        known = self._levels[level]
+        return known.setdefault(expression, f"v{level}_{len(known)}")
+
+    def fault(self, condition: str, reason: str) -> None:
+        """Adds a condition under which a row is malformed.
+
+        Args:
+          condition: Expression; null is false.
+          reason: Reason, for messages.
+        """
+        self._conditions.append(condition)
+        self.faults.append(reason)
+
+    def output(self, name: str, expression: str, ids: Ids | None = None) -> None:
+        """Adds an output.
+
+        Args:
+          name: Its name.
+          expression: Expression.
+          ids: How its texts become ids; None for numbers and texts that stay.
+        """
+        self._outputs[name] = expression
+        if ids is not None:
+            self.ids[name] = ids
+
+    def cell(self, column: str, kind: str) -> Cell:
+        """Returns the cell of a column.
+
+        Args:
+          column: Name of the column in the table.
+          kind: Its type in DuckDB.
+        """
+        return Cell(self, column, kind, self._columns[column])
+
+    def sql(self, table: str, carried: Sequence[str] = ()) -> str:
+        """Returns the query of a table.
+
+        Args:
+          table: What follows FROM.
+          carried: Columns that are returned unchanged, as k0, k1, ...
+        """
+        passed = {name: f"k{number}" for number, name in enumerate(carried)}
+        source = f"FROM {table}"
+        for level, named in enumerate(self._levels):
+            found = [f"{expression} AS {name}" for expression, name in named.items()]
+            if level == 0:
+                found += [f"{self._columns[n]} AS {k}" for n, k in passed.items()]
+                found = found or ["0 AS nothing"]
+            else:
+                found = ["*", *found]
+            if level == 0 or len(found) > 1:
+                source = f"FROM (SELECT {', '.join(found)} {source})"
+        cases = " ".join(
+            f"WHEN {condition} THEN {number}"
+            for number, condition in enumerate(self._conditions, start=1)
+        )
+        fault = f"CASE {cases} ELSE 0 END" if cases else "0"
+        outputs = [
+            *(f"{sql} AS {quoted(name)}" for name, sql in self._outputs.items()),
+            *passed.values(),
+            f"CAST({fault} AS INTEGER) AS {FAULT}",
+        ]
+        return f"SELECT {', '.join(outputs)} {source}"
+
+
+class Cell:
+    """A cell of a column in a query, by what it holds.
+
+    Args:
+      select: The query.
+      column: Name of the column, for messages.
+      kind: Its type in DuckDB.
+      raw: Its name in SQL.
+    """
+
+    def __init__(self, select: Select, column: str, kind: str, raw: str) -> None:
+        self.select, self.column, self.kind, self._raw = select, column, kind, raw
+        self.family = family(kind)
+
+    def fault(self, condition: str, reason: str) -> None:
+        """Adds a condition under which a row is malformed, as `Select.fault` does.
+
+        Args:
+          condition: Expression; null is false.
+          reason: What the column is then.
+        """
+        self.select.fault(condition, f"{self.column} {reason}")
+
+    @functools.cached_property
+    def known(self) -> str:
+        """The cell without spaces around it, null if it is missing."""
+        define = self.select.define
+        found = define(0, trimmed(self._raw, self.kind))
+        if self.kind == "BLOB":
+            raw = define(0, self._raw)
+            self.fault(f"{raw} IS NOT NULL AND {found} IS NULL", "is not UTF-8")
+        return define(1, present(found, self.kind, self.select.missing))
+
+    def is_nan(self) -> str:
+        """Returns whether the cell is NaN, which is missing."""
+        if self.family == FLOAT:
+            return f"coalesce(isnan({self.known}), false)"
+        if self.family == TEXT:
+            return f"coalesce({self.known} IN ('nan', 'NaN'), false)"
+        return "false"
+
+    def text(self, reason: str) -> str:
+        """Returns the one text; what has none is a fault.
+
+        Args:
+          reason: What the column is then.
+        """
+        cell = self.known
+        found = self.select.define(2, text(cell, self.kind))
+        if self.family == FLOAT:
+            bad = f"{cell} IS NOT NULL AND NOT isnan({cell}) AND {found} IS NULL"
+            self.fault(bad, reason)
+        return self.select.define(3, self.known_text(found))
+
+    def known_text(self, found: str) -> str:
+        """Returns the one text of a value; null if it equals that of a missing one."""
+        missing = self.select.missing
+        return present(found, "VARCHAR", map(one_word, missing)) if missing else found
+
+    def parsed(self, cell: str, kind: str = "") -> str:
+        """Returns a clean cell as a double, null if it is missing or no number.
+
+        Args:
+          cell: Expression.
+          kind: Its type; empty for that of this cell.
+        """
+        if self.select.decimal_comma and family(kind or self.kind) == TEXT:
+            cell = point_for_comma(cell)
+        return number(cell, kind or self.kind)
+
+    def number(self, reason: str = "") -> str:
+        """Returns the number, null if it is missing or none.
+
+        Args:
+          reason: What the column is if it is none; empty for no fault.
+        """
+        cell = self.known
+        found = self.select.define(2, self.parsed(cell))
+        if reason:
+            self.fault(f"{cell} IS NOT NULL AND {found} IS NULL", reason)
+        return self.select.define(3, known_number(found, self.select.missing))
+
+    def user_id(self) -> str:
+        """Returns the one text of a user's id; what is none is a fault."""
+        define, missing, kind = self.select.define, self.select.missing, self.kind
+        if self.family == TEXT:
+            # nfkc is our function (see `reading`), for the few texts that need it.
+            cell = define(0, trimmed(self._raw, kind))
+            is_ascii = f"strlen({cell}) = length({cell})"
+            cell = define(1, f"CASE WHEN {is_ascii} THEN {cell} ELSE nfkc({cell}) END")
+            cell, kind = define(2, present(cell, "VARCHAR", missing)), "VARCHAR"
+        else:
+            cell = self.known
+        found = define(4, present(define(3, text(cell, kind)), "VARCHAR", missing))
+        self.fault(f"{found} IS NULL", "is missing, or no whole number or text")
+        self.fault(
+            rounded(cell, kind),
+            "is a number that floating point rounds; write ids as integers or texts",
+        )
+        return found
+
+    def time(self, form: str, zone: str, reason: str) -> str:
+        """Returns the time; what is none is a fault.
+
+        Args:
+          form: As for `time`.
+          zone: As for `time`.
+          reason: What the column is then.
+        """
+        cell = self.known
+        found = self.select.define(2, time(cell, self.kind, form, zone))
+        self.fault(f"{cell} IS NOT NULL AND NOT {in_calendar(found)}", reason)
+        known = known_time(found, self.select.missing, form, zone)
+        return self.select.define(3, known)
+
+    def elements(self, separator: str) -> tuple[str, str]:
+        """Returns the elements of a list as one list of cells, and their type.
+
+        Args:
+          separator: Separator of the elements of a text.
+        """
+        kind, define = self.kind, self.select.define
+        if self.family == TEXT:
+            split = f"string_split({self.known}, {literal(separator)})"
+            found, kind = define(2, split), "VARCHAR"
+        else:
+            nested = 0
+            while family(kind) == LIST:
+                kind, nested = element(kind), nested + 1
+            listed = f"CAST({self._raw} AS {kind}{'[]' * nested})"  # also an ARRAY
+            for _ in range(nested - 1):
+                listed = f"flatten({listed})"
+            found = define(0, listed)
+        found = f"list_transform({found}, lambda e: {trimmed('e', kind)})"
+        kind = "VARCHAR" if family(kind) == TEXT else kind
+        each = present("e", kind, self.select.missing)
+        return define(3, f"list_transform({found}, lambda e: {each})"), kind
+
+
+@functools.cache
+def salt_of(name: str) -> np.uint64:
+    """Returns the salt of the hash of a column or split."""
+    data = name.encode()
+    at = np.array([0, len(data)], np.int64)
+    return np.uint64(
+        hash_fields(words_of(data + AFTER), at[:1], at[1:], np.uint64(0))[0]
+    )
+
+
+def hash_texts(texts: pa.Array, salt: np.uint64) -> np.ndarray:
+    """Returns uint64 hashes; null has the hash of the empty text.
+
+    Args:
+      texts: Texts.
+      salt: From ``salt_of``.
+    """
+    if not len(texts):
+        return np.empty(0, np.uint64)
+    if texts.type != pa.large_string():
+        texts = texts.cast(pa.large_string())
+    _, offsets, data = texts.buffers()
+    first, count = texts.offset, len(texts)
+    at = np.frombuffer(offsets, np.int64)[first : first + count + 1]
+    text = b"" if data is None else memoryview(data)[at[0] : at[-1]]
+    at = at - at[0]
+    return hash_fields(words_of(b"".join((text, AFTER))), at[:-1], at[1:], salt)

@@ -48,7 +48,7 @@ from pydantic import (
 )
 
 from pipelines.tables import cells
-from pipelines.tables.select import Ids, Select
+from pipelines.tables.cells import Cell, Ids
 
 MOST_IDS = 2**31 - 1
 _MOST_LENGTH = 1 << 20
@@ -118,6 +118,12 @@ class Output:
     shape: tuple[int, ...] = ()
     size: int = 0
     nullable: bool = False
+
+
+def _ids(name: str, size: int, length: int | None = None) -> Output:
+    """Returns an output of ids, or of lists of so many."""
+    shape, role = ((), ID) if length is None else ((length,), IDS)
+    return Output(name=name, role=role, dtype="int32", shape=shape, size=size)
 
 
 # --- Fields -------------------------------------------------------------------------
@@ -217,15 +223,11 @@ class Kind(Fields):
         del name
         return ()
 
-    def select(
-        self, select: Select, column: str, kind: str, names: Sequence[str]
-    ) -> None:
+    def select(self, cell: Cell, names: Sequence[str]) -> None:
         """Adds the expressions of the outputs, and the faults of cells.
 
         Args:
-          select: The query.
-          column: Name of the column, for messages.
-          kind: Its type in DuckDB.
+          cell: The cell of the column.
           names: Names of the outputs.
         """
 
@@ -261,33 +263,31 @@ def _transformed(value: str, kind: Numeric) -> str:
 
 
 def _with_missing(
-    select: Select,
+    cell: Cell,
     value: str,
     missing: str | float,
-    column: str,
     names: Sequence[str],
     transform: Callable[[str], str],
 ) -> None:
     """Adds a number and, if ``missing`` asks for it, its indicator.
 
     Args:
-      select: The query.
-      value: Expression of the number, null if missing.
+      cell: The cell.
+      value: Expression of its number, null if missing.
       missing: The schema's choice for missing values.
-      column: Name of the column, for messages.
       names: Names of the outputs.
       transform: Function from a DOUBLE to a FLOAT.
     """
+    output = cell.select.output
     if missing == REFUSE:
-        select.fault(f"{value} IS NULL", f"{column} is missing")
+        cell.fault(f"{value} IS NULL", "is missing")
     if isinstance(missing, str):
         absent = "'nan'" if missing == NAN else "0"
-        select.output(names[0], f"coalesce({transform(value)}, {absent}::FLOAT)")
+        output(names[0], f"coalesce({transform(value)}, {absent}::FLOAT)")
     else:
-        value = f"coalesce({value}, {missing!r}::DOUBLE)"
-        select.output(names[0], transform(value))
+        output(names[0], transform(f"coalesce({value}, {missing!r}::DOUBLE)"))
     if missing == INDICATOR:
-        select.output(names[1], f"CAST({value} IS NULL AS TINYINT)")
+        output(names[1], f"CAST({value} IS NULL AS TINYINT)")
 
 
 class Numeric(Kind):
@@ -343,27 +343,22 @@ class Numeric(Kind):
             return (number,)
         return number, Output(name=f"{name}_missing", role=NUMBER, dtype="int8")
 
-    def select(
-        self, select: Select, column: str, kind: str, names: Sequence[str]
-    ) -> None:
+    def select(self, cell: Cell, names: Sequence[str]) -> None:
         """Adds the number or list, and its indicator."""
         if self.length is not None:
-            self._select_list(select, column, kind, names)
+            self._select_list(cell, names)
             return
-        parsed, is_none = select.number(column, kind)
-        value = select.define(3, cells.known_number(parsed, select.missing))
-        select.fault(is_none, f"{column} is not a number")
+        value = cell.number("is not a number")
         if self.range is None:
-            infinite = f"{column} is not finite; give it a range in the schema"
-            select.fault(f"isinf({value})", infinite)
+            infinite = "is not finite; give it a range in the schema"
+            cell.fault(f"isinf({value})", infinite)
         transform = functools.partial(_transformed, kind=self)
-        _with_missing(select, value, self.missing, column, names, transform)
+        _with_missing(cell, value, self.missing, names, transform)
 
-    def _select_list(
-        self, select: Select, column: str, kind: str, names: Sequence[str]
-    ) -> None:
-        found, inner = select.elements(column, kind, self.separator)
-        each = f"lambda e: {select.parsed('e', inner)}"
+    def _select_list(self, cell: Cell, names: Sequence[str]) -> None:
+        select = cell.select
+        found, inner = cell.elements(self.separator)
+        each = f"lambda e: {cell.parsed('e', inner)}"
         parsed = select.define(4, f"list_transform({found}, {each})")
         each = f"lambda e: {cells.known_number('e', select.missing)}"
         values = select.define(5, f"list_transform({parsed}, {each})")
@@ -371,10 +366,10 @@ class Numeric(Kind):
         if self.range is None:
             infinite = f"list_count(list_filter({values}, lambda e: isinf(e))) > 0"
             bad = f"{bad} OR {infinite}"
-        select.fault(bad, f"{column} holds what is not a number")
+        cell.fault(bad, "holds what is not a number")
         if self.missing == REFUSE:
             gaps = f"{found} IS NULL OR len({values}) > list_count({values})"
-            select.fault(gaps, f"{column} is missing, or a number of it is")
+            cell.fault(gaps, "is missing, or a number of it is")
         each = f"lambda e: coalesce({_transformed('e', self)}, 0)"
         some = f"list_slice({values}, 1, {self.length})"
         select.output(
@@ -400,31 +395,14 @@ class Boolean(Kind):
         """Returns 0 or 1, and its indicator."""
         return Numeric(range=(0, 1), name=self.name, missing=self.missing).outputs(name)
 
-    def select(
-        self, select: Select, column: str, kind: str, names: Sequence[str]
-    ) -> None:
+    def select(self, cell: Cell, names: Sequence[str]) -> None:
         """Adds 0 or 1, and its indicator."""
-        cell = select.cell(column, kind)
-        value = select.define(3, cells.truth(cell, kind))
-        nan = _is_nan(cell, kind)
-        select.fault(
-            f"{cell} IS NOT NULL AND {value} IS NULL AND NOT {nan}",
-            f"{column} is neither true nor false",
+        value = cell.select.define(3, cells.truth(cell.known, cell.kind))
+        cell.fault(
+            f"{cell.known} IS NOT NULL AND {value} IS NULL AND NOT {cell.is_nan()}",
+            "is neither true nor false",
         )
-        _with_missing(
-            select, value, self.missing, column, names, "CAST({} AS FLOAT)".format
-        )
-
-
-def _is_nan(cell: str, kind: str) -> str:
-    """Returns whether a clean cell is NaN, which is missing."""
-    if cells.family(kind) == cells.FLOAT:
-        return f"coalesce(isnan({cell}), false)"
-    return (
-        f"coalesce({cell} IN ('nan', 'NaN'), false)"
-        if cells.family(kind) == cells.TEXT
-        else "false"
-    )
+        _with_missing(cell, value, self.missing, names, "CAST({} AS FLOAT)".format)
 
 
 # --- Categories and words -----------------------------------------------------------
@@ -463,21 +441,9 @@ class Category(Kind):
 
     def outputs(self, name: str) -> tuple[Output, ...]:
         """Returns the id or ids."""
-        shape = () if self.length is None else (self.length,)
-        role = IDS if shape else ID
-        return (
-            Output(
-                name=self.name or name,
-                role=role,
-                dtype="int32",
-                shape=shape,
-                size=self.size,
-            ),
-        )
+        return (_ids(self.name or name, self.size, self.length),)
 
-    def select(
-        self, select: Select, column: str, kind: str, names: Sequence[str]
-    ) -> None:
+    def select(self, cell: Cell, names: Sequence[str]) -> None:
         """Adds the text or texts, of which ids are made."""
         ids = Ids(
             buckets=self.buckets,
@@ -486,17 +452,16 @@ class Category(Kind):
             length=self.length,
         )
         if self.length is None:
-            value = select.text(column, kind, f"is {_NO_TEXT}")
-            select.output(names[0], value, ids=ids)
+            cell.select.output(names[0], cell.text(f"is {_NO_TEXT}"), ids=ids)
             return
-        found, inner = select.elements(column, kind, self.separator)
+        found, inner = cell.elements(self.separator)
         text = f"lambda e: {cells.text('e', inner)}"
-        parsed = select.define(4, f"list_transform({found}, {text})")
+        parsed = cell.select.define(4, f"list_transform({found}, {text})")
         if cells.family(inner) != cells.TEXT:
             bad = f"list_count({found}) > list_count({parsed})"
-            select.fault(bad, f"{column} holds {_NO_TEXT}")
-        known = f"list_transform({parsed}, lambda e: {select.known('e')})"
-        select.output(names[0], f"list_slice({known}, 1, {self.length})", ids=ids)
+            cell.fault(bad, f"holds {_NO_TEXT}")
+        known = f"list_transform({parsed}, lambda e: {cell.known_text('e')})"
+        cell.select.output(names[0], f"list_slice({known}, 1, {self.length})", ids=ids)
 
 
 class Text(Kind):
@@ -513,24 +478,13 @@ class Text(Kind):
 
     def outputs(self, name: str) -> tuple[Output, ...]:
         """Returns the ids."""
-        return (
-            Output(
-                name=self.name or name,
-                role=IDS,
-                dtype="int32",
-                shape=(self.tokens,),
-                size=self.buckets,
-            ),
-        )
+        return (_ids(self.name or name, self.buckets, self.tokens),)
 
-    def select(
-        self, select: Select, column: str, kind: str, names: Sequence[str]
-    ) -> None:
+    def select(self, cell: Cell, names: Sequence[str]) -> None:
         """Adds the words, of which ids are made."""
-        cell = select.cell(column, kind)
-        words = f"regexp_extract_all(lower({cell}), '[\\pL\\pN]+')"
+        words = f"regexp_extract_all(lower({cell.known}), '[\\pL\\pN]+')"
         ids = Ids(buckets=self.buckets, salt=names[0], length=self.tokens)
-        select.output(names[0], f"list_slice({words}, 1, {self.tokens})", ids=ids)
+        cell.select.output(names[0], f"list_slice({words}, 1, {self.tokens})", ids=ids)
 
 
 # --- Dates --------------------------------------------------------------------------
@@ -574,7 +528,7 @@ class Date(Kind):
                 found.append(Output(name=full, role=NUMBER, nullable=True))
             else:
                 size = self.num_years + 2 if part == YEAR else ID_PARTS[part]
-                found.append(Output(name=full, role=ID, dtype="int32", size=size))
+                found.append(_ids(full, size))
         return tuple(found)
 
     @property
@@ -582,31 +536,28 @@ class Date(Kind):
         """Number of years in ``range``."""
         return self.range[1].year - self.range[0].year + 1
 
-    def select(
-        self, select: Select, column: str, kind: str, names: Sequence[str]
-    ) -> None:
+    def select(self, cell: Cell, names: Sequence[str]) -> None:
         """Adds the parts."""
-        value = select.time(column, kind, self.format, self.zone, _NO_DATE)
+        value = cell.time(self.format, self.zone, _NO_DATE)
         for part, name in zip(self.parts, names, strict=True):
             if part == DAYS:
-                first, last = (
+                low, high = (
                     (e - _EPOCH) / datetime.timedelta(days=1) for e in self.range
                 )
-                day = (
-                    f"greatest(least(epoch_us({value}) / 86400e6, {last!r}), {first!r})"
-                )
-                day = f"2 * ({day} - {first!r}) / {last - first!r} - 1"
+                day = f"greatest(least(epoch_us({value}) / 86400e6, {high!r}), {low!r})"
+                day = f"2 * ({day} - {low!r}) / {high - low!r} - 1"
                 day = f"CASE WHEN {value} IS NOT NULL THEN {day} END"
-                select.output(name, f"CAST(coalesce({day}, 'nan'::DOUBLE) AS FLOAT)")
-                continue
-            number = _PART[part].format(value)
-            if part == YEAR:
-                first_year, last_year = self.range[0].year, self.range[1].year
-                number = (
-                    f"CASE WHEN {number} BETWEEN {first_year} AND {last_year} THEN "
-                    f"{number} - {first_year} + 2 WHEN {value} IS NOT NULL THEN 1 END"
-                )
-            select.output(name, f"CAST(coalesce({number}, 0) AS INTEGER)")
+                found = f"CAST(coalesce({day}, 'nan'::DOUBLE) AS FLOAT)"
+            else:
+                number = _PART[part].format(value)
+                if part == YEAR:
+                    first, last = self.range[0].year, self.range[1].year
+                    number = (
+                        f"CASE WHEN {number} BETWEEN {first} AND {last} THEN {number} "
+                        f"- {first} + 2 WHEN {value} IS NOT NULL THEN 1 END"
+                    )
+                found = f"CAST(coalesce({number}, 0) AS INTEGER)"
+            cell.select.output(name, found)
 
 
 # --- Labels, users, and what is left out --------------------------------------------
@@ -668,35 +619,32 @@ class Label(Kind):
         dtype = {BINARY: "int8", CLASSES: "int32", REGRESSION: "float32"}[self.task]
         return (Output(name=LABEL, role=LABEL, dtype=dtype),)
 
-    def select(
-        self, select: Select, column: str, kind: str, names: Sequence[str]
-    ) -> None:
+    def select(self, cell: Cell, names: Sequence[str]) -> None:
         """Adds the label."""
+        select = cell.select
         if self.task == REGRESSION:
-            value, _ = select.number(column, kind)
-            value = select.define(3, cells.known_number(value, select.missing))
-            reason = f"{column} is not a number, as this label has to be"
-            select.fault(f"{value} IS NULL", reason)
+            value = cell.number()
+            cell.fault(f"{value} IS NULL", "is not a number, as this label has to be")
             select.output(names[0], _transformed(value, Numeric(range=self.range)))
             return
         dtype = "TINYINT" if self.task == BINARY else "INTEGER"
         if isinstance(self.classes, tuple):
-            value = select.text(column, kind, _NO_CLASS)
+            value = cell.text(_NO_CLASS)
             place = f"list_position([{cells.listed(self.classes)}], {value})"
             place = select.define(4, place)
-            select.fault(f"{value} IS NULL", f"{column} is missing")
-            select.fault(f"{place} IS NULL", f"{column} {_NO_CLASS}")
+            cell.fault(f"{value} IS NULL", "is missing")
+            cell.fault(f"{place} IS NULL", _NO_CLASS)
             select.output(names[0], f"CAST(coalesce({place}, 1) - 1 AS {dtype})")
             return
-        cell = select.cell(column, kind)
-        read = cells.truth if self.classes is None else select.parsed
-        value = select.define(2, read(cell, kind))
+        is_counted = self.classes is not None
+        read = cell.parsed if is_counted else cells.truth
+        value = select.define(2, read(cell.known, cell.kind))
         last = self.num_classes - 1
         good = f"{value} BETWEEN 0 AND {last} AND floor({value}) = {value}"
-        select.fault(f"{cell} IS NULL OR {_is_nan(cell, kind)}", f"{column} is missing")
-        select.fault(
+        cell.fault(f"{cell.known} IS NULL OR {cell.is_nan()}", "is missing")
+        cell.fault(
             f"NOT coalesce({good}, false)",
-            f"{column} is no integer from 0 to {last}: list its values by --classes of "
+            f"is no integer from 0 to {last}: list its values by --classes of "
             "`dpsgd schema` and `fit`, or give the range of a number by --range",
         )
         value = f"CASE WHEN {good} THEN {value} ELSE 0 END"
@@ -722,12 +670,10 @@ class User(Kind):
             raise ValueError("to have no name: ids do not stay")
         return self
 
-    def select(
-        self, select: Select, column: str, kind: str, names: Sequence[str]
-    ) -> None:
+    def select(self, cell: Cell, names: Sequence[str]) -> None:
         """Adds the one text of the id."""
         del names
-        select.output(USER_ID, select.user_id(column, kind))
+        cell.select.output(USER_ID, cell.user_id())
 
 
 class Drop(Kind):

@@ -27,9 +27,9 @@ from duckdb.func import PythonUDFType
 from accounting.core.validation import InputError
 from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.tables import cells
+from pipelines.tables.cells import FAULT, Select, hash_texts, salt_of
 from pipelines.tables.kinds import USER_ID, Date, Kind, Label
 from pipelines.tables.schema import HASH, RANDOM, TIME, Schema, refuse_missing
-from pipelines.tables.select import FAULT, Select, hash_texts, salt_of
 from pipelines.tables.table_files import (
     JSON,
     NOT_UTF8,
@@ -318,7 +318,7 @@ class Reader:
         for name in names:
             kind, found = schema.columns[name], relation.types[name]
             outputs = [output.name for output in schema.outputs_of(name)]
-            kind.select(select, name, found, outputs)
+            kind.select(select.cell(name, found), outputs)
         if schema.split.column and not self._inputs_only:
             self._select_split(select, relation.types[schema.split.column])
         return select
@@ -326,19 +326,19 @@ class Reader:
     def _select_split(self, select: Select, kind: str) -> None:
         """Adds what decides a row's split, by the split column of the schema."""
         split = self._schema.split
+        cell = select.cell(split.column, kind)
         if split.by == HASH:
-            if split.column == self._schema.user:  # a user's rows are in one split
-                text = select.user_id(split.column, kind)
-            else:
-                text = select.text(split.column, kind, _NO_SPLIT)
-            select.fault(f"{text} IS NULL", f"{split.column} {_NO_SPLIT}")
+            # A user's rows are in one split.
+            is_user = split.column == self._schema.user
+            text = cell.user_id() if is_user else cell.text(_NO_SPLIT)
+            cell.fault(f"{text} IS NULL", _NO_SPLIT)
             select.output(_SPLIT, text)
         if split.by == TIME:
             known = self._schema.columns.get(split.column)
             date = known if isinstance(known, Date) else Date()
             missing = "is missing, or no date to split by"
-            time = select.time(split.column, kind, date.format, date.zone, missing)
-            select.fault(f"{time} IS NULL", f"{split.column} {missing}")
+            time = cell.time(date.format, date.zone, missing)
+            cell.fault(f"{time} IS NULL", missing)
             starts = [
                 f"TIMESTAMP {cells.literal(str(each))}"
                 for each in (split.test_from, split.val_from)

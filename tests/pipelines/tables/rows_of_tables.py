@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.tables import reading
+from pipelines.tables.cells import FAULT, Select
 from pipelines.tables.schema import Schema
-from pipelines.tables.select import FAULT, Select
 from pipelines.tables.table_files import connect, list_table
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.tables.cells import hash_texts, salt_of
 from pipelines.tables.reading import refusal
 from pipelines.tables.schema import Schema
-from pipelines.tables.select import hash_texts, salt_of
 from tests.pipelines.tables.rows_of_tables import hash_string, read, type_of
 
 CANARY = "5ec4e7ca"

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pipelines.tables.cells import Select
 from pipelines.tables.kinds import Date
-from pipelines.tables.select import Select
 from tests.pipelines.tables.rows_of_tables import selected, type_of
 
 UTC = datetime.UTC
@@ -23,7 +23,8 @@ def times(values: Any, **fields: Any) -> Any:
     """The times of some values, None for missing, and "bad" for malformed ones."""
     array = values if isinstance(values, pa.Array) else pa.array(values)
     kind, select = Date(**fields), Select({"x": "f0"})
-    time = select.time("x", type_of(array), kind.format, kind.zone, "is no date")
+    cell = select.cell("x", type_of(array))
+    time = cell.time(kind.format, kind.zone, "is no date")
     return selected(array, select, time)
 
 

@@ -19,10 +19,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
-from pipelines.tables.cells import one_word
+from pipelines.tables.cells import Select, one_word
 from pipelines.tables.reading import Reader, check_columns
 from pipelines.tables.schema import Schema
-from pipelines.tables.select import Select
 from pipelines.tables.table_files import list_table
 from tests.pipelines.tables.rows_of_tables import selected
 
@@ -427,5 +426,6 @@ def test_a_value_that_has_several_texts_is_refused(
 )
 def test_words_of_a_schema_are_read_as_cells_are(word: str) -> None:
     select = Select({"x": "f0"})
-    [found] = selected(pa.array([word]), select, select.text("x", "VARCHAR", "is bad"))
+    text = select.cell("x", "VARCHAR").text("is bad")
+    [found] = selected(pa.array([word]), select, text)
     assert found is None or found == one_word(word)
