@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from accounting.auditing.verdicts import USUAL_CONFIDENCE, Verdict, percent
 from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError
 from accounting.planning import comparison
-from accounting.planning.comparison import DELTA, NOISE
-from accounting.planning.sweeps import AXES, Point, Sweep
+from accounting.planning.comparison import AXES, DELTA, NOISE, Answer, Sweep
 from accounting.trade_off import TradeOff, percent_up
 
 _PROVEN, _FOUND, _BAD = "#31688e", "#d95f02", "#b2182b"
@@ -166,124 +163,83 @@ _MARKERS = "osD^vPX*<>"
 _DASHES = ("-", (0, (6, 2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 #: Of each power of ten, in a picture of few of them.
 _TICKS = {False: (1.0, 2.0, 5.0), True: (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)}
-_LOWER = {"linestyle": ":", "linewidth": 1.2, "markerfacecolor": "white"}
 
 
-def draw_sweep(sweep: Sweep, path: Path) -> None:
-    """Draws the lines of a sweep.
+def draw_sweep(sweep: Sweep, path: Path, *, tan: bool = False) -> None:
+    """Draws the lines of a sweep, with the numbers as the table prints them.
+
+    Lines differ in their markers and dashes as well as in colour; of equal lines the
+    later ones are thinner, and on top.
 
     Args:
-      sweep: Points of the lines.
+      sweep: Answers of the lines.
       path: File of the picture; its suffix determines the format.
+      tan: Whether to draw TAN's closed form, once for all lines of one total noise.
     """
     figure, axes = new_figure(9.0, 5.0)
-    drawn = [_draw_line(axes, sweep, index) for index in range(len(sweep.lines))]
-    handles: list[Any] = [line for line, _ in drawn]
-    if any(banded for _, banded in drawn):
-        handles.append(_sample(label="lower bound: no guarantee", **_LOWER, marker="o"))
-        handles.append(Patch(color="0.8", label="between the bounds: not known"))
-    handles += _draw_estimates(axes, sweep)
+    for index, (line, answers) in enumerate(
+        zip(sweep.lines, sweep.answers, strict=True)
+    ):
+        layer = 1 - index / max(1, len(sweep.lines) - 1)
+        style: dict[str, Any] = {
+            "color": _PALETTE[index % len(_PALETTE)],
+            "marker": _MARKERS[index % len(_MARKERS)],
+            "markersize": 5 + 4 * layer,
+        }
+        places = [_place(sweep, answer) for answer in answers]
+        proven = [_number(answer.proven_text) for answer in answers]
+        axes.plot(
+            places, proven, **style, label=line.name.replace(", ", ",\n", 1),
+            linestyle=_DASHES[index % len(_DASHES)], linewidth=1.5 + 2.5 * layer,
+        )  # fmt: skip
+        least = [math.nan if a.is_exact else _number(a.least_text) for a in answers]
+        if not all(map(math.isnan, least)):
+            axes.fill_between(places, least, proven, color=style["color"], alpha=0.15)
+            # Hidden where it is as good as equal to what is proven.
+            axes.plot(
+                places, least, ":", **style, markerfacecolor="white", zorder=1.9,
+                label="lower bound: no guarantee,\nbetween the bounds nothing is known",
+            )  # fmt: skip
+    if tan:
+        places = [_place(sweep, answer) for answer in sweep.answers[0]]
+        estimates = [comparison.tan_epsilon(answer) for answer in sweep.answers[0]]
+        label = "TAN's closed form:\nan estimate, no guarantee"
+        axes.plot(places, estimates, "k:", linewidth=2, zorder=4, label=label)
     _set_scales(axes, sweep)
     axes.set_title(sweep.title, size=10)
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels[::-1], handles[::-1], strict=True))
     figure.legend(
-        handles=handles,
-        loc="outside right upper",
-        fontsize="small",
-        handlelength=3,
-        handleheight=1.2,
-    )
+        [once[label] for label in dict.fromkeys(labels)], list(dict.fromkeys(labels)),
+        loc="outside right upper", fontsize="small", handlelength=3,
+    )  # fmt: skip
     save(figure, path)
 
 
-def _sample(**style: Any) -> Line2D:
-    return Line2D([], [], color="0.3", **style)
-
-
-def _draw_line(axes: Any, sweep: Sweep, index: int) -> tuple[Line2D, bool]:
-    """Draws one line; of equal lines the later ones are thinner, and on top.
-
-    Returns:
-      The line of what is proven, and whether there is a band below it.
-    """
-    points = sweep.points[index]
-    # From 1, of the first line, to 0, of the last.
-    layer = 1 - index / max(1, len(sweep.lines) - 1)
-    places = [_place(sweep, point) for point in points]
-    style: dict[str, Any] = {
-        "color": _PALETTE[index % len(_PALETTE)],
-        "marker": _MARKERS[index % len(_MARKERS)],
-        "markersize": 5 + 4 * layer,
-    }
-    proven = [_number(comparison.proven_text(point.answer)) for point in points]
-    least = [
-        math.nan
-        if comparison.is_exact(point.answer)
-        else _number(comparison.least_text(point.answer))
-        for point in points
-    ]
-    banded = not all(map(math.isnan, least))
-    [line] = axes.plot(
-        places, proven, **style, label=sweep.lines[index].name.replace(", ", ",\n", 1),
-        linestyle=_DASHES[index % len(_DASHES)], linewidth=1.5 + 2.5 * layer,
-    )  # fmt: skip
-    if banded:
-        axes.fill_between(places, least, proven, color=style["color"], alpha=0.15, lw=0)
-        # Hidden where it is as good as equal to what is proven.
-        axes.plot(places, least, **style, **_LOWER, zorder=1.9)
-    return line, banded
-
-
-def _place(sweep: Sweep, point: Point) -> float:
-    place = AXES[sweep.axis].read(point.question)
-    assert place is not None
-    return place
+def _place(sweep: Sweep, answer: Answer) -> float:
+    return float(getattr(answer.question, AXES[sweep.axis].field))
 
 
 def _number(text: str) -> float:
     return math.nan if text in ("infinite", "unknown") else float(text)
 
 
-def _draw_estimates(axes: Any, sweep: Sweep) -> list[Line2D]:
-    """Draws TAN's closed form, once for all lines of one total noise."""
-    points = [point for point in sweep.points[0] if point.estimate is not None]
-    if not points:
-        return []
-    label = "TAN's closed form:\nan estimate, no guarantee"
-    return list(
-        axes.plot(
-            [_place(sweep, point) for point in points],
-            [point.estimate.epsilon for point in points if point.estimate],
-            color="black", linestyle=(0, (1, 1)), linewidth=2, zorder=4, label=label,
-        )
-    )  # fmt: skip
-
-
-def _is_linear(sweep: Sweep) -> bool:
-    """Whether the axis is linear, or must be, as it shows a zero."""
-    return AXES[sweep.axis].linear or sweep.values[0] <= 0
-
-
 def _set_scales(axes: Any, sweep: Sweep) -> None:
-    if not _is_linear(sweep):
+    # An axis that shows a zero must be linear.
+    if not AXES[sweep.axis].linear and sweep.values[0] > 0:
         axes.set_xscale("log")
-    axes.set_xticks(sweep.values, [_tick(value) for value in sweep.values])
+    ticks = [f"{value:,.7g}" if value < 1e9 else f"{value:g}" for value in sweep.values]
+    axes.set_xticks(sweep.values, ticks)
     axes.xaxis.set_minor_locator(NullLocator())
-    if max(len(_tick(value)) for value in sweep.values) > 4:
+    if max(map(len, ticks)) > 4:
         axes.tick_params("x", rotation=30)
     axes.set_yscale("log")
     if sweep.asks_for != DELTA:
         low, high = axes.get_ylim()
         axes.yaxis.set_major_locator(LogLocator(subs=_TICKS[bool(high / low < 40)]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(AXES[sweep.axis].label)
     needed = "that suffices" if sweep.asks_for == NOISE else "that is proven"
     axes.set_ylabel(f"{sweep.asks_for} {needed}")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _tick(value: float) -> str:
-    if float(value).is_integer() and value < 1e9:
-        return f"{int(value):,}"
-    return f"{value:g}"

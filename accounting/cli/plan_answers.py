@@ -1,29 +1,65 @@
-"""The body of ``dpsgd plan``: asks the accountant, and prints or draws the answers."""
+"""The body of ``dpsgd plan``: asks the accountant, and prints or draws the answers.
+
+Formal guarantees:
+  - What is proven is rounded up, and lower bounds are rounded down.
+  - A lower bound alone is printed as no guarantee.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from accounting.cli import options, plan_tables
-from accounting.cli.plan_options import PlanOptions
-from accounting.cli.progress import Progress
-from accounting.core import accountant, deltas, sampler_registry
+from rich.console import Console
+from rich.table import Table
+
+from accounting.cli import options
+from accounting.cli.plan_command import PlanOptions
+from accounting.core import deltas, sampler_registry
 from accounting.core import plan as plans
-from accounting.core.validation import InputError, check_int
-from accounting.planning import comparison, sweeps, tuning
+from accounting.core.intervals import upper_text
+from accounting.core.validation import InputError, check_choice
+from accounting.planning import comparison, tuning
 from accounting.planning.bands import best_bands
-from accounting.planning.comparison import Answer, Question
-from accounting.planning.sweeps import TOTAL_NOISE_AXIS, Point, Sweep, SweepLine
+from accounting.planning.comparison import (
+    NOISE,
+    TOTAL_NOISE_AXIS,
+    Answer,
+    Line,
+    Question,
+    Sweep,
+)
 from accounting.planning.tuning import Price, Tuning
 
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem
 
-#: Of the price of a search, without --sampler.
-_OF_PRICES = plans.TRUNCATED_POISSON
+#: An option, and another that it needs.
+_NEEDS = (
+    ("values", "sweep"),
+    ("sweep", "values"),
+    ("plot", "sweep"),
+    ("tan", "sweep"),
+    ("also_num_steps", "tan"),
+    ("mix_width", "l2_norm_clip"),
+    ("l2_norm_clip", "mix_width"),
+    ("linf_factor", "mix_width"),
+)
+#: Two options that exclude each other, and why.
+_EXCLUSIVE = (
+    ("tan", "mix_width", "TAN is for DP-SGD"),
+    ("tan", "max_examples_per_user", "TAN is for one example"),
+    ("tan", "of_runs", "TAN is for one run"),
+    ("tan", "epsilon", "TAN answers epsilon"),
+    *(
+        ("runs", name, "a price is for one plan")
+        for name in ("sweep", "mix_width", "of_runs")
+    ),
+)
 
 
 def print_answers(asked: PlanOptions, *, as_json: bool) -> None:
@@ -34,231 +70,286 @@ def print_answers(asked: PlanOptions, *, as_json: bool) -> None:
       as_json: Whether to print JSON.
 
     Raises:
-      InputError: flags that contradict each other, or a value out of range.
+      InputError: options that contradict each other, or a value out of range.
     """
     _check_options(asked)
     question = _question(asked)
-    samplers = asked.sampler or (() if asked.runs is None else (_OF_PRICES,))
-    samplers = _with_bands(samplers, question.bands)
-    asked = dataclasses.replace(asked, sampler=samplers)
+    asked = dataclasses.replace(
+        asked, sampler=_with_bands(asked.sampler, question.bands)
+    )
     options.warn(question.delta, question.num_examples)
-    plot = asked.plot
-    if plot is not None:
-        from accounting import plots  # matplotlib, for this flag alone
-
-        plots.check_path(plot)
     if asked.sweep is not None:
-        _sweep(question, asked, as_json)
-        return
-    if asked.runs is not None:
-        _tuning(question, asked, as_json)
-        return
-    rows = _rows(question, _lines([question], asked, sampler_registry.names()))
-    if as_json:
-        answers = {"answers": [row.to_json() for row in rows]}
-        print(json.dumps({**_described(question), **answers}, indent=2))
+        found = _sweep(question, asked, asked.sweep)
+    elif asked.runs is not None:
+        found = _tuning(question, asked, asked.runs)
     else:
-        plan_tables.print_table(question, rows)
+        found = _comparison(question, asked)
+    if as_json:
+        described = {
+            "question": dataclasses.asdict(question),
+            "neighboring_relation": question.neighboring_relation,
+        }
+        print(json.dumps({**described, **found.fields}, indent=2))
+        return
+    print(found.heading)
+    Console(markup=False).print(found.table)
+    if found.note:
+        print(found.note)
 
 
-def _rows(question: Question, lines: tuple[SweepLine, ...]) -> list[Answer]:
-    """Returns the answer of each line; a terminal gets the default sampler's first."""
-    found: dict[SweepLine, Answer] = {}
-    with Progress() as progress:
-        for line in sorted(
-            lines, key=lambda line: line.sampler != plans.TRUNCATED_POISSON
-        ):
-            progress.show(f"{line.name}, {len(found) + 1} of {len(lines)}")
-            found[line] = comparison.answer(question, line)
-            if len(lines) > len(found) == 1:
-                progress.say(plan_tables.in_words(found[line]))
-    return [found[line] for line in lines]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Found:
+    """The answers, for machines and for people."""
+
+    fields: dict[str, Any]
+    heading: str
+    table: Table
+    note: str = ""
 
 
-# -- lines -----------------------------------------------------------------------------
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Gives a function that shows on a terminal's standard error what is computed."""
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(f"{text} ...")
+
+
+# -- samplers side by side -------------------------------------------------------------
+
+
+def _comparison(question: Question, asked: PlanOptions) -> _Found:
+    lines = _lines([question], asked, sampler_registry.names())
+    rows: list[Answer] = []
+    with _progress() as show:
+        for line in lines:
+            show(f"{line.name}, {len(rows) + 1} of {len(lines)}")
+            rows.append(comparison.answer(question, line))
+    noise = question.asks_for == NOISE
+    table = Table()
+    table.add_column("sampler", no_wrap=True)
+    table.add_column("noise" if noise else "epsilon", justify="right", no_wrap=True)
+    table.add_column("bound")
+    truncated = any(row.padding is not None for row in rows)
+    if truncated:
+        table.add_column("truncated at", justify="right")
+        table.add_column("padding", justify="right")
+    for row in rows:
+        size, padding = row.plan.truncated_batch_size, row.padding
+        cells = "" if size is None else f"{size:,}", ""
+        if padding is not None:
+            cells = cells[0], f"{padding:.1%}"
+        table.add_row(row.line.name, *value_cells(row), *(cells if truncated else ()))
+    each = "" if question.of_runs == 1 else ", in each run"
+    return _Found(
+        fields={"answers": [row.to_json() for row in rows]},
+        heading=question.in_words() + each,
+        table=table,
+    )
+
+
+def value_cells(row: Answer) -> tuple[str, str]:
+    """Returns the bounds of an answer, and what kind they are of."""
+    no_guarantee = "" if row.proven is not None else ": no guarantee"
+    return _range(row), f"{row.bounds.kind}{no_guarantee}"
+
+
+def _range(row: Answer) -> str:
+    if row.proven is None:
+        return f">= {row.least_text}"
+    if row.bounds.least is None or row.is_exact:
+        return row.proven_text
+    return f"{row.least_text} .. {row.proven_text}"
 
 
 def _lines(
     questions: list[Question], asked: PlanOptions, samplers: tuple[str, ...]
-) -> tuple[SweepLine, ...]:
-    """Returns the lines to answer: samplers, and what other flags ask for."""
+) -> tuple[Line, ...]:
+    """Returns the lines to answer: samplers, and what other options ask for."""
     chosen, theorems = asked.sampler, _theorems(asked)
     if not chosen and (theorems or asked.tan):
         chosen = (plans.POISSON,)
-    chosen = chosen or _supported(questions, samplers)
+    if not chosen:
+        chosen = tuple(
+            name
+            for name in samplers
+            if all(comparison.is_answered(question, name) for question in questions)
+        )
+        chosen = chosen or samplers[:1]  # for its error
+    analysed = sampler_registry.poisson_samplers()
+    if asked.tan:
+        for name in chosen:
+            check_choice("sampler", name, analysed)
     if asked.tan and asked.sweep == TOTAL_NOISE_AXIS:
         numbers = (questions[0].num_steps, *(asked.also_num_steps or ()))
         return tuple(
-            SweepLine(sampler=name, label=f"{steps:,} steps", total_noise_steps=steps)
+            Line(sampler=name, label=f"{steps:,} steps", total_noise_steps=steps)
             for name in chosen
             for steps in dict.fromkeys(numbers)
         )
-    plain = tuple(SweepLine(sampler=name) for name in chosen)
     # If no sampler has such a theorem, the first one is kept for its error.
-    analysed = set(sampler_registry.poisson_samplers())
     mixed = [name for name in chosen if name in analysed] or chosen[:1]
-    return plain + tuple(
-        SweepLine(sampler=name, theorem=theorem, label=label)
+    return tuple(Line(sampler=name) for name in chosen) + tuple(
+        Line(sampler=name, theorem=theorem, label=label)
         for name in mixed
         for label, theorem in theorems.items()
     )
 
 
-def _supported(questions: list[Question], samplers: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the samplers that are accounted for in all questions."""
-    supported = [
-        name
-        for name in samplers
-        if all(comparison.is_answered(question, name) for question in questions)
-    ]
-    # If there are none, the first one is kept for its error.
-    return tuple(supported) or samplers[:1]
+def _theorems(asked: PlanOptions) -> dict[str, Theorem]:
+    """Returns label -> theorem of ModelMix, for each width and factor."""
+    if asked.mix_width is None or asked.l2_norm_clip is None:
+        return {}
+    from accounting.claims.model_mix import Mixing  # it loads scipy
+
+    return {
+        f"ModelMix {width:g}, p={factor}": Mixing(
+            mix_width=width, l2_norm_clip=asked.l2_norm_clip, linf_factor=factor
+        )
+        for factor in asked.linf_factor or (1,)
+        for width in asked.mix_width
+    }
 
 
 # -- tuning ----------------------------------------------------------------------------
 
+_RELEASED = {
+    tuning.ONE: "one run",
+    tuning.ALL: "all {runs} runs",
+    tuning.BEST: "the best of a secret number of runs, {mean:.1f} expected",
+}
 
-def _tuning(question: Question, asked: PlanOptions, as_json: bool) -> None:
-    (sampler,) = asked.sampler
-    assert asked.runs is not None
+
+def _tuning(question: Question, asked: PlanOptions, runs: int) -> _Found:
+    sampler = (*asked.sampler, plans.TRUNCATED_POISSON)[0]
     priced = Tuning(
         plan=question.plan(sampler),
-        num_runs=asked.runs,
+        num_runs=runs,
         delta=question.delta,
-        neighboring_relation=question.neighboring_relation,
-        max_examples_per_user=question.max_examples_per_user,
+        **question.unit,
     )
-    found: list[Price] = []
-    with Progress() as progress:
-        for mode in (tuning.ONE, tuning.ALL, tuning.BEST):
-            progress.show(f"tuning, {mode}")
-            if question.noise_multiplier is not None:
-                found.append(priced.at_noise(mode, question.noise_multiplier))
-                continue
-            assert question.epsilon is not None
-            found.append(priced.for_epsilon(mode, question.epsilon, progress.show))
-    if as_json:
-        answers = {"sampler": sampler, "prices": [each.to_json() for each in found]}
-        print(json.dumps({**_described(question), **answers}, indent=2))
-    else:
-        plan_tables.print_prices(question, priced, found)
+    noise, prices = question.noise_multiplier, list[Price]()
+    table = Table()
+    table.add_column("what is released")
+    table.add_column("noise" if noise is None else "epsilon", justify="right")
+    with _progress() as show:
+        for mode, released in _RELEASED.items():
+            show(f"tuning, {mode}")
+            if noise is not None:
+                price = priced.at_noise(mode, noise)
+            else:
+                assert question.epsilon is not None
+                price = priced.for_epsilon(mode, question.epsilon, show)
+            prices.append(price)
+            mean = 1.0 if price.runs is None else price.runs.mean
+            value = price.noise_multiplier if noise is None else price.epsilon
+            table.add_row(released.format(runs=runs, mean=mean), upper_text(value))
+    return _Found(
+        fields={"sampler": sampler, "prices": [each.to_json() for each in prices]},
+        heading=f"{sampler}: {question.in_words()}",
+        table=table,
+        note="The secret number tries a candidate of the best tenth as surely as "
+        f"{runs} runs do ({1 - 0.9**runs:.0%}).  Every run has its own batches and "
+        "keys, and scores are of other rows, public or with noise.  Runs on rows that "
+        "the released one does not use cost it nothing.",
+    )
 
 
 # -- a sweep ---------------------------------------------------------------------------
 
 
-def _sweep(question: Question, asked: PlanOptions, as_json: bool) -> None:
-    axis, plot = asked.sweep, asked.plot
-    assert axis is not None
-    values = sweeps.check_values(axis, asked.values or ())
+def _sweep(question: Question, asked: PlanOptions, axis: str) -> _Found:
+    values = comparison.check_values(axis, asked.values or ())
     if axis == "delta":
         for value in values:
             deltas.check(value, allow_large=asked.allow_large_delta)
-    holds = asked.tan and axis == TOTAL_NOISE_AXIS
-    questions = [question if holds else sweeps.at(question, axis, v) for v in values]
-    lines = _lines(questions, asked, sweeps.default_samplers())
-    with Progress() as progress:
-        found = sweeps.sweep(
-            question,
-            axis,
-            lines,
-            values=values,
-            estimates=asked.tan,
-            progress=progress.show,
-        )
-    if plot is not None:
-        from accounting import plots
+    if asked.plot is not None:
+        from accounting import plots  # matplotlib, for this option alone
 
-        plots.draw_sweep(found, plot)
-    if as_json:
-        print(json.dumps(_sweep_json(found), indent=2))
-    else:
-        plan_tables.print_sweep(found)
-
-
-def _sweep_json(sweep: Sweep) -> dict[str, Any]:
-    return {
-        **_described(sweep.question),
-        "sweep": sweep.axis,
-        "lines": [
-            {"name": line.name, "points": [_point_json(sweep, each) for each in points]}
-            for line, points in zip(sweep.lines, sweep.points, strict=True)
-        ],
-    }
+        plots.check_path(asked.plot)
+    held = asked.tan and axis == TOTAL_NOISE_AXIS
+    questions = [question if held else comparison.at(question, axis, v) for v in values]
+    lines = _lines(questions, asked, comparison.default_samplers())
+    with _progress() as show:
+        found = comparison.sweep(question, axis, lines, values=values, progress=show)
+    if asked.plot is not None:
+        plots.draw_sweep(found, asked.plot, tan=asked.tan)
+    swept = [
+        {
+            "name": line.name,
+            "points": [_point(axis, answer, asked.tan) for answer in answers],
+        }
+        for line, answers in zip(found.lines, found.answers, strict=True)
+    ]
+    return _Found(
+        fields={"sweep": axis, "lines": swept},
+        heading=found.title,
+        table=_sweep_table(found, asked.tan),
+        note="TAN: the closed form of epsilon, an estimate and no guarantee. Below "
+        f"noise multiplier {comparison.LEAST_NOISE:g} the true epsilon may be far "
+        "larger."
+        if asked.tan
+        else "",
+    )
 
 
-def _point_json(sweep: Sweep, point: Point) -> dict[str, Any]:
-    estimate = point.estimate
-    return {
-        "value": sweeps.AXES[sweep.axis].read(point.question),
-        **point.answer.to_json(),
-        **({} if estimate is None else {"tan_estimate": dataclasses.asdict(estimate)}),
-    }
+def _point(axis: str, answer: Answer, tan: bool) -> dict[str, Any]:
+    value = getattr(answer.question, comparison.AXES[axis].field)
+    found = {"value": value, **answer.to_json()}
+    if tan:
+        epsilon, eta = comparison.tan_epsilon(answer), comparison.eta(answer)
+        found["tan_estimate"] = {"epsilon": epsilon, "eta": eta}
+    return found
 
 
-# -- flags -----------------------------------------------------------------------------
+def _sweep_table(sweep: Sweep, tan: bool) -> Table:
+    table = Table()
+    table.add_column(sweep.axis, justify="right", overflow="fold")
+    table.add_column("line", overflow="fold")
+    table.add_column(sweep.asks_for, justify="right", no_wrap=True)
+    if tan:
+        table.add_column("TAN", justify="right", no_wrap=True)
+    for place, value in enumerate(sweep.values):
+        # Unrounded: what is proven there holds there.
+        number = f"{int(value):,}" if float(value).is_integer() else repr(float(value))
+        for line, answers in zip(sweep.lines, sweep.answers, strict=True):
+            answer = answers[place]
+            estimate = (f"{comparison.tan_epsilon(answer):.4f}",) if tan else ()
+            table.add_row(number, line.name, _range(answer), *estimate)
+    return table
+
+
+# -- options ---------------------------------------------------------------------------
 
 
 def _check_options(asked: PlanOptions) -> None:
-    """Refuses flags that contradict each other, or lack a flag that they need.
-
-    Raises:
-      InputError: there are such flags.
-    """
-    needs = (
-        ("values", "sweep", "--sweep"),
-        ("sweep", "values", "--values"),
-        ("plot", "sweep", "--sweep"),
-        ("tan", "sweep", "--sweep"),
-        ("also_num_steps", "tan", "--tan"),
-    )
-    check_int("of_runs", asked.of_runs, at_least=1, at_most=plans.MOST_RUNS)
-    _check_tuning(asked)
-    for option, needed, name in needs:
-        # By identity, since 0.0 equals False.
-        given, beside = getattr(asked, option), getattr(asked, needed)
-        if given not in (None, False) and (beside is None or beside is False):
-            raise InputError(
-                f"Expected {name} beside --{option.replace('_', '-')}. Give both."
-            )
-    if (asked.epsilon is None) == (asked.noise_multiplier is None):
-        remedy = "Give one." if asked.epsilon is None else "Omit one."
+    """Refuses options that contradict each other, or lack one that they need."""
+    given = {
+        field.name: f"--{field.name.replace('_', '-')}"
+        for field in dataclasses.fields(asked)
+        if getattr(asked, field.name) != field.default
+    }
+    for name, needed in _NEEDS:
+        if name in given and needed not in given:
+            beside = f"--{needed.replace('_', '-')} beside {given[name]}"
+            raise InputError(f"Expected {beside}. Give both.")
+    for name, other, reason in _EXCLUSIVE:
+        if name in given and other in given:
+            both = f"{given[name]} or {given[other]}, not both"
+            raise InputError(f"Expected {both}: {reason}. Omit one.")
+    if ("epsilon" in given) == ("noise_multiplier" in given):
+        remedy = "Omit one." if "epsilon" in given else "Give one."
         raise InputError(
             f"Expected exactly one of --epsilon and --noise-multiplier. {remedy}"
         )
-    if asked.tan and _theorems(asked):
-        raise InputError(
-            "Expected --tan or --mix-width, not both: TAN is for DP-SGD. Omit one."
-        )
-    if asked.tan and asked.max_examples_per_user > 1:
-        raise InputError(
-            "Expected --tan or users with several examples, not both: TAN is for one "
-            "example. Omit --max-examples-per-user."
-        )
-    if asked.tan and asked.of_runs != 1:
-        raise InputError(
-            "Expected --tan or --of-runs, not both: TAN is for one run. Omit one."
-        )
+    if asked.tan and asked.sweep == "epsilon":
+        raise InputError("Expected --tan or --sweep epsilon, not both. Omit one.")
+    if asked.runs is not None and len(asked.sampler) > 1:
+        raise InputError("Expected one --sampler beside --runs. Name one.")
     if asked.also_num_steps and asked.sweep != TOTAL_NOISE_AXIS:
         raise InputError(
             f"Expected --sweep {TOTAL_NOISE_AXIS} beside --also-num-steps, not "
             f"{asked.sweep}: only that sweep holds the total noise. Use it, or omit "
             "--also-num-steps."
-        )
-
-
-def _check_tuning(asked: PlanOptions) -> None:
-    if asked.runs is None:
-        return
-    others = ("sweep", "tan", "plot")
-    given = [f"--{name}" for name in others if getattr(asked, name)]
-    given += ["--mix-width"] if _theorems(asked) else []
-    given += ["--of-runs"] if asked.of_runs != 1 else []
-    given += ["several --sampler"] if len(asked.sampler) > 1 else []
-    if given:
-        raise InputError(
-            f"Expected --runs or {given[0]}, not both: a price is for one plan. Omit "
-            "one."
         )
 
 
@@ -273,23 +364,15 @@ def _question(asked: PlanOptions) -> Question:
             f"Expected no truncated_batch_size={given} beside --sampler "
             f"{samplers[0]}: only {' and '.join(capped)} have a cap. Omit it."
         )
-    if asked.epsilon is not None:
-        comparison.check_target(asked.epsilon)
-    if asked.noise_multiplier is not None:
-        accountant.check_noise_multiplier(asked.noise_multiplier)
-    num_examples, batch_size = asked.num_examples, asked.batch_size
     num_steps, num_epochs = plans.steps_and_epochs(
-        num_examples,
-        batch_size,
+        asked.num_examples,
+        asked.batch_size,
         epochs=asked.epochs,
         num_steps=asked.num_steps,
     )
-    bands = asked.bands
-    if isinstance(bands, str) or (bands is None and _suits_rule(asked)):
-        bands = _best_bands(asked, num_steps)
-    return Question(
-        num_examples=num_examples,
-        expected_batch_size=batch_size,
+    found = Question(
+        num_examples=asked.num_examples,
+        expected_batch_size=asked.batch_size,
         num_steps=num_steps,
         num_epochs=num_epochs,
         delta=asked.delta,
@@ -300,8 +383,12 @@ def _question(asked: PlanOptions) -> Question:
         neighboring_relation=asked.relation,
         max_examples_per_user=asked.max_examples_per_user,
         of_runs=asked.of_runs,
-        bands=None if bands == 1 else bands,  # 1 is independent noise
     )
+    bands = asked.bands
+    if isinstance(bands, str) or (bands is None and _suits_rule(asked)):
+        bands = _best_bands(found)
+    # 1 is independent noise.
+    return dataclasses.replace(found, bands=None if bands == 1 else bands)
 
 
 def _suits_rule(asked: PlanOptions) -> bool:
@@ -328,53 +415,21 @@ def _with_bands(samplers: tuple[str, ...], bands: int | None) -> tuple[str, ...]
     return found
 
 
-def _best_bands(asked: PlanOptions, num_steps: int) -> int:
+def _best_bands(question: Question) -> int:
     """Returns the number of bands by the rule, and says it."""
-    if asked.epsilon is None or asked.max_examples_per_user > 1:
+    if question.epsilon is None or question.max_examples_per_user > 1:
         raise InputError(
             "Expected --epsilon, and one example per user, for --bands auto: the rule "
             "compares noise for rows at one epsilon. Give --epsilon, or a number."
         )
     found = best_bands(
-        num_examples=asked.num_examples,
-        expected_batch_size=asked.batch_size,
-        num_steps=num_steps,
-        epsilon=asked.epsilon,
-        delta=asked.delta,
-        neighboring_relation=asked.relation,
-        of_runs=asked.of_runs,
+        num_examples=question.num_examples,
+        expected_batch_size=question.expected_batch_size,
+        num_steps=question.num_steps,
+        epsilon=question.epsilon,
+        delta=question.delta,
+        neighboring_relation=question.neighboring_relation,
+        of_runs=question.of_runs,
     )
     print(f"bands: {found.in_words}", file=sys.stderr)
     return found.bands
-
-
-def _described(question: Question) -> dict[str, Any]:
-    return {
-        "question": dataclasses.asdict(question),
-        "neighboring_relation": question.neighboring_relation,
-    }
-
-
-def _theorems(asked: PlanOptions) -> dict[str, Theorem]:
-    """Returns label -> theorem of ModelMix, for each width and factor.
-
-    Raises:
-      InputError: a value out of range, or an option without another that it needs.
-    """
-    widths, clip = asked.mix_width, asked.l2_norm_clip
-    for name, given in (("linf-factor", asked.linf_factor), ("l2-norm-clip", clip)):
-        if given is not None and widths is None:
-            raise InputError(f"Expected --mix-width beside --{name}. Give both.")
-    if widths is None:
-        return {}
-    if clip is None:
-        raise InputError("Expected --l2-norm-clip beside --mix-width. Give both.")
-    from accounting.claims.model_mix import Mixing  # it loads scipy
-
-    return {
-        f"ModelMix {width:g}, p={factor}": Mixing(
-            mix_width=width, l2_norm_clip=clip, linf_factor=factor
-        )
-        for factor in asked.linf_factor or (1,)
-        for width in widths
-    }

@@ -1,30 +1,45 @@
-"""The comparison of ``dpsgd plan``: one question, answered for every sampler.
+"""What ``dpsgd plan`` asks: one question for several samplers, or at several values.
 
 Formal guarantees:
   - A theorem answers only what it covers: one example, under zero-out.
   - What is proven is rounded up, and lower bounds are rounded down.
+  - Every value of a sweep is checked, and every plan made, before anything is answered.
+  - At constant total noise ``q sqrt(T/2) / s`` is that of the question, at each value
+    and for each number of steps.
+
+*The total amount of noise (TAN)*, and its closed form of epsilon.  At large noise the
+privacy of DP-SGD depends only on ``eta = q sqrt(T/2) / s``, the inverse of the total
+amount of noise.  Small batches with proportionally less noise keep eta, the number of
+steps and the noise of a mean gradient.  They train alike at a fraction of the cost,
+which makes a search over hyper-parameters affordable.  `tan_epsilon` approximates Renyi
+accounting at large noise: it is an estimate for tuning and no bound.
+
+References:
+  Sander, Stock and Sablayrolles (2023), arXiv:2210.03403, Equation 4.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from accounting.core import accountant, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.claim import plan_of_all
-from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought, is_supported
+from accounting.core.intervals import EXACT, delta_text
+from accounting.core.neighboring_relation import (
+    NAMES,
+    REPLACE_SPECIAL,
+    brought,
+    is_supported,
+)
 from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import InputError, check_float
+from accounting.core.validation import InputError, check_choice, check_float, check_int
 
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem
-
-
-import math
-from collections.abc import Callable
-
-from accounting.core.intervals import EXACT, delta_text
 
 #: For a larger epsilon no cap of truncated batches is computed: exp overflows soon.
 LARGEST_DESIGN_EPSILON = 700.0
@@ -32,18 +47,6 @@ LARGEST_DESIGN_EPSILON = 700.0
 LEAST_TARGET_EPSILON = 1e-4
 #: What a question asks for.
 NOISE, EPSILON, DELTA = "noise multiplier", "epsilon", "delta"
-
-
-def check_target(epsilon: float) -> float:
-    """Returns ``epsilon`` if noise for it is worth computing.
-
-    Raises:
-      InputError: not a number, or below `LEAST_TARGET_EPSILON`.
-    """
-    remedy = (
-        "Raise it: an epsilon of 0.1 is strong, and what is smaller drowns gradients."
-    )
-    return check_float("epsilon", epsilon, at_least=LEAST_TARGET_EPSILON, remedy=remedy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,9 @@ class Question:
       max_examples_per_user: k; above 1 the answer is for all examples of a user.
       of_runs: Number of runs that the answer is of, all together.
       bands: Groups of the examples of cyclic samplers.
+
+    Raises:
+      InputError: a target or noise out of range, or neither is given.
     """
 
     num_examples: int
@@ -82,8 +88,17 @@ class Question:
     bands: int | None = None
 
     def __post_init__(self) -> None:
-        if self.epsilon is None and self.noise_multiplier is None:
+        accountant.check_delta(self.delta)
+        if self.noise_multiplier is not None:
+            accountant.check_noise_multiplier(self.noise_multiplier)
+            if self.epsilon is not None:
+                accountant.check_epsilon(self.epsilon)
+        elif self.epsilon is None:
             raise InputError("Expected epsilon or noise_multiplier; got neither.")
+        else:
+            remedy = "Raise it: 0.1 is strong, and what is smaller drowns gradients."
+            least = LEAST_TARGET_EPSILON
+            check_float("epsilon", self.epsilon, at_least=least, remedy=remedy)
 
     @property
     def asks_for(self) -> str:
@@ -100,23 +115,43 @@ class Question:
             "max_examples_per_user": self.max_examples_per_user,
         }
 
-    @property
-    def schedule(self) -> str:
-        """The data set and the schedule, in words."""
-        return (
-            f"n={self.num_examples:,} examples, b={self.expected_batch_size:,} per "
-            f"step, T={self.num_steps:,} steps, {self.epochs}"
-        )
+    def in_words(self, *varied: str) -> str:
+        """Returns two lines: target and privacy unit, then data set and schedule.
 
-    @property
-    def epochs(self) -> str:
-        """The number of epochs, in words."""
-        return plans.epochs_in_words(
+        Args:
+          *varied: Keys of ``AXES`` that are left out, as a sweep varies them.
+        """
+        noise, epsilon, asks_for = self.noise_multiplier, self.epsilon, self.asks_for
+        users, runs = self.max_examples_per_user, self.of_runs
+        epochs = plans.epochs_in_words(
             self.num_examples,
             self.expected_batch_size,
             num_steps=self.num_steps,
             num_epochs=self.num_epochs,
         )
+        named = {
+            "epsilon": f"epsilon={epsilon!r}" if asks_for == NOISE else "",
+            "noise-multiplier": "" if noise is None else f"noise multiplier {noise!r}",
+            "delta": "" if asks_for == DELTA else f"delta={self.delta!r}",
+            "relation": f"{NAMES[self.neighboring_relation]} relation",
+            "max-examples-per-user": f"users with at most {users} examples"
+            if users > 1
+            else "",
+            "of-runs": f"of {runs} runs together" if runs > 1 else "",
+        }
+        schedule = {
+            "num-examples": f"n={self.num_examples:,} examples",
+            "batch-size": f"b={self.expected_batch_size:,} per step",
+            "num-steps": f"T={self.num_steps:,} steps",
+            "epochs": epochs,
+        }
+        lines = (
+            ", ".join(
+                text for name, text in each.items() if text and name not in varied
+            )
+            for each in (named, schedule)
+        )
+        return f"{asks_for} at " + "\n".join(lines)
 
     def plan(self, sampler: str) -> DpSgdPlan:
         """Returns the plan of ``sampler``, with the least cap if none is given.
@@ -124,11 +159,19 @@ class Question:
         Raises:
           InputError: a value out of range, or a sampler whose cap must be given.
         """
-        size = None
-        if sampler_registry.rules(sampler).truncates:
-            size = self.truncated_batch_size
-            if size is None:
-                size = self._smallest_cap(sampler)
+        rules = sampler_registry.rules(sampler)
+        bands = self.bands if rules.cyclic else None
+        size = self.truncated_batch_size if rules.truncates else None
+        if rules.truncates and size is None:
+            size = accountant.smallest_truncated_batch_size(
+                num_examples=self.num_examples,
+                expected_batch_size=self.expected_batch_size,
+                num_steps=self.num_steps,
+                epsilon=self._design_epsilon(sampler),
+                delta=self.delta,
+                sampler=sampler,
+                bands=bands,
+            )
         return DpSgdPlan(
             sampler=sampler,
             num_examples=self.num_examples,
@@ -136,21 +179,7 @@ class Question:
             num_steps=self.num_steps,
             num_epochs=self.num_epochs,
             truncated_batch_size=size,
-            bands=self._bands(sampler),
-        )
-
-    def _bands(self, sampler: str) -> int | None:
-        return self.bands if sampler_registry.rules(sampler).cyclic else None
-
-    def _smallest_cap(self, sampler: str) -> int:
-        return accountant.smallest_truncated_batch_size(
-            num_examples=self.num_examples,
-            expected_batch_size=self.expected_batch_size,
-            num_steps=self.num_steps,
-            epsilon=self._design_epsilon(sampler),
-            delta=self.delta,
-            sampler=sampler,
-            bands=self._bands(sampler),
+            bands=bands,
         )
 
     def _design_epsilon(self, sampler: str) -> float:
@@ -174,38 +203,51 @@ class Line:
       sampler: Name of a registered sampler.
       theorem: The theorem of a mechanism with accounting of its own; None for DP-SGD.
       label: Distinguishes lines of the same sampler.
+      total_noise_steps: Steps of a line along which batch sizes grow with the noise, so
+        that the total noise is that of the question; None where it is not held.
     """
 
     sampler: str
     theorem: Theorem | None = None
     label: str = ""
+    total_noise_steps: int | None = None
 
     @property
     def name(self) -> str:
         """Name of the line."""
         return f"{self.sampler}, {self.label}" if self.label else self.sampler
 
+    def at(self, question: Question, axis: str, value: float) -> Question:
+        """Returns what is asked of this line at one value of a sweep.
+
+        Args:
+          question: What is asked at other values.
+          axis: A key of ``AXES``; ``TOTAL_NOISE_AXIS`` where total noise is held.
+          value: Where.
+
+        Raises:
+          InputError: a value out of range.
+        """
+        if self.total_noise_steps is not None:
+            return at_total_noise(question, value, self.total_noise_steps)
+        return at(question, axis, value)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One row: a plan, and the bounds on what was asked for.
+    """A plan, and the bounds on what was asked for.
 
     Attributes:
+      question: What was asked.
+      line: Of which sampler and mechanism.
       plan: How batches are made.
-      asked: One of ``NOISE``, ``EPSILON`` and ``DELTA``.
-      bounds: Bounds on it.
-      line: What the row is about; None for its sampler alone.
+      bounds: Bounds on what was asked for.
     """
 
+    question: Question
+    line: Line
     plan: DpSgdPlan
-    asked: str
     bounds: accountant.Bounds | accountant.NoiseBounds
-    line: Line | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the row."""
-        return self.plan.sampler if self.line is None else self.line.name
 
     @property
     def proven(self) -> float | None:
@@ -213,9 +255,28 @@ class Answer:
         return self.bounds.proven
 
     @property
-    def least(self) -> float | None:
-        """The lower bound, or necessary noise; None if not computed."""
-        return self.bounds.least
+    def proven_text(self) -> str:
+        """The proven value, rounded up; "unknown" if there is none."""
+        return self._text(self.bounds.proven, math.ceil)
+
+    @property
+    def least_text(self) -> str:
+        """The lower bound, rounded down; "unknown" if there is none."""
+        return self._text(self.bounds.least, math.floor)
+
+    def _text(self, value: float | None, side: Callable[[float], int]) -> str:
+        if value is None:
+            return "unknown"
+        if not math.isfinite(value):
+            return "infinite"
+        if self.question.asks_for == DELTA:
+            return delta_text(value, side)
+        return f"{side(value * 1e4) / 1e4:.4f}"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bounds are equal up to rounding."""
+        return self.bounds.kind == EXACT
 
     @property
     def padding(self) -> float | None:
@@ -226,19 +287,15 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""
-        nothing = dict.fromkeys(map(_key, (NOISE, EPSILON, DELTA)))
+        asked = {name.replace(" ", "_"): None for name in (NOISE, EPSILON, DELTA)}
         return {
-            "name": self.name,
+            "name": self.line.name,
             "sampler": self.plan.sampler,
             "plan": self.plan.to_json(),
-            **nothing,
-            _key(self.asked): self.bounds.to_json(),
+            **asked,
+            self.question.asks_for.replace(" ", "_"): self.bounds.to_json(),
             "padding": self.padding,
         }
-
-
-def _key(asked: str) -> str:
-    return asked.replace(" ", "_")
 
 
 def is_answered(question: Question, sampler: str) -> bool:
@@ -255,15 +312,13 @@ def is_answered(question: Question, sampler: str) -> bool:
     return (
         (question.of_runs == 1 or rules.composes)
         and not (rules.cyclic and question.bands is None)
-        and is_supported(
-            sampler, question.neighboring_relation, question.max_examples_per_user
-        )
-        and (whole or not plans.goes_through_epochs(sampler))
+        and is_supported(sampler, **question.unit)
+        and (whole or not rules.once_per_epoch)
     )
 
 
 def answer(question: Question, line: Line | str) -> Answer:
-    """Returns the row of a line.
+    """Returns the answer of a line.
 
     Args:
       question: What is asked.
@@ -279,7 +334,7 @@ def answer(question: Question, line: Line | str) -> Answer:
 
 
 def answer_for(question: Question, line: Line, plan: DpSgdPlan) -> Answer:
-    """Returns the row of a line, given its plan.
+    """Returns the answer of a line, given its plan.
 
     Args:
       question: What is asked.
@@ -297,7 +352,7 @@ def answer_for(question: Question, line: Line, plan: DpSgdPlan) -> Answer:
         found = proof.epsilon(of_all, noise_multiplier=noise, delta=delta, **unit)
     else:
         found = proof.delta(of_all, noise_multiplier=noise, epsilon=epsilon, **unit)
-    return Answer(plan=plan, asked=question.asks_for, bounds=found, line=line)
+    return Answer(question=question, line=line, plan=plan, bounds=found)
 
 
 def checked_plan(question: Question, line: Line) -> DpSgdPlan:
@@ -322,43 +377,279 @@ def checked_plan(question: Question, line: Line) -> DpSgdPlan:
 
 
 def _check_unit(question: Question, theorem: Theorem) -> None:
-    if question.neighboring_relation != REPLACE_SPECIAL:
+    proven = {"neighboring_relation": REPLACE_SPECIAL, "max_examples_per_user": 1}
+    for name, value in question.unit.items():
+        if value != proven[name]:
+            option = name.removeprefix("neighboring_").replace("_", "-")
+            raise InputError(
+                f"Expected {name}={value!r} to be {proven[name]!r} for {theorem.name}. "
+                f"Omit --{option}."
+            )
+
+
+# -- sweeps ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A parameter that a sweep can vary.
+
+    Attributes:
+      field: Attribute of a question.
+      label: Name on the axis of a plot.
+      whole: Whether values are integers.
+      linear: Whether its axis is linear instead of logarithmic.
+    """
+
+    field: str
+    label: str
+    whole: bool = True
+    linear: bool = False
+
+
+#: What can be varied, by name.
+AXES = {
+    "batch-size": Axis(field="expected_batch_size", label="expected batch size"),
+    "epsilon": Axis(field="epsilon", label="epsilon", whole=False),
+    "epochs": Axis(field="num_epochs", label="epochs", linear=True),
+    "delta": Axis(field="delta", label="delta", whole=False),
+    "noise-multiplier": Axis(
+        field="noise_multiplier", label="noise multiplier", whole=False
+    ),
+    "num-steps": Axis(field="num_steps", label="steps", linear=True),
+    "num-examples": Axis(field="num_examples", label="examples"),
+    "max-examples-per-user": Axis(
+        field="max_examples_per_user", label="examples of a user at most"
+    ),
+}
+#: The axis along which total noise can be held.
+TOTAL_NOISE_AXIS = "noise-multiplier"
+_SCHEDULE = ("batch-size", "epochs", "num-steps", "num-examples")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What was varied, and the answers of each line.
+
+    Attributes:
+      question: What is asked at all values.
+      axis: A key of ``AXES``.
+      values: Values of the axis, increasing.
+      lines: Lines of a table or picture.
+      answers: Answers of each line, one per value.
+    """
+
+    question: Question
+    axis: str
+    values: tuple[float, ...]
+    lines: tuple[Line, ...]
+    answers: tuple[tuple[Answer, ...], ...]
+
+    @property
+    def asks_for(self) -> str:
+        """As `Question.asks_for`, at each value."""
+        return self.answers[0][0].question.asks_for
+
+    @property
+    def title(self) -> str:
+        """What is asked for, and what is held."""
+        first = self.answers[0][0]
+        varied = {self.axis}
+        if self.axis in _SCHEDULE:
+            varied.add("epochs" if self.question.holds_steps else "num-steps")
+        if self.axis in ("epochs", "num-steps"):
+            varied |= {"epochs", "num-steps"}
+        held = ""
+        if self.lines[0].total_noise_steps is not None:
+            varied |= {"batch-size", "num-steps", "epochs"}
+            held = f",\ntotal noise 1/eta with eta={eta(first):.4g}"
+        elif self.asks_for == DELTA and first.plan.truncated_batch_size:
+            held = f",\ncap as for delta={self.question.delta!r}"
+        # As asked at the values, where epsilon may be no target.
+        asked = dataclasses.replace(self.question, epsilon=first.question.epsilon)
+        return asked.in_words(*varied) + held
+
+
+def default_samplers() -> tuple[str, ...]:
+    """Returns what a sweep shows by default: closed forms, shuffles, Poisson batches.
+
+    Other samplers take longer at each point.
+    """
+    poisson = sampler_registry.poisson_samplers()
+    return tuple(
+        name
+        for name in sampler_registry.names()
+        if name in poisson
+        or sampler_registry.get(name).closed_form
+        or sampler_registry.rules(name).num_shuffles is not plans.no_shuffle
+    )
+
+
+def sweep(
+    question: Question,
+    axis: str,
+    lines: tuple[Line, ...],
+    *,
+    values: tuple[float, ...],
+    progress: Callable[[str], None] = lambda _: None,
+) -> Sweep:
+    """Returns the answers of each line at each value of ``axis``.
+
+    Args:
+      question: What is asked at other values.
+      axis: A key of ``AXES``.
+      lines: At least one.
+      values: Values of the axis.
+      progress: Called with what comes next, in words.
+
+    Raises:
+      InputError: a value out of range, or nothing is proven for a sampler.
+    """
+    chosen = check_values(axis, values)
+    asked = [[line.at(question, axis, value) for value in chosen] for line in lines]
+    planned = [
+        [(line, each, checked_plan(each, line)) for each in questions]
+        for line, questions in zip(lines, asked, strict=True)
+    ]
+    answers = []
+    for of_line in planned:
+        found = []
+        for value, (line, each, plan) in zip(chosen, of_line, strict=True):
+            progress(f"{line.name}, {axis}={value:g}")
+            found.append(answer_for(each, line, plan))
+        answers.append(tuple(found))
+    return Sweep(
+        question=question,
+        axis=axis,
+        values=chosen,
+        lines=lines,
+        answers=tuple(answers),
+    )
+
+
+def check_values(axis: str, values: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns the values of a sweep, in increasing order.
+
+    Args:
+      axis: A key of ``AXES``.
+      values: At least one.
+
+    Raises:
+      InputError: no value, a value out of range, or one that must be an integer.
+    """
+    check_choice("sweep", axis, tuple(AXES))
+    if not values:
+        raise InputError(f"Expected values of a sweep over {axis}; got none.")
+    for value in values:
+        check_float("values", value)
+        if AXES[axis].whole and not float(value).is_integer():
+            raise InputError(
+                f"Expected values={value:g} of a sweep over {axis} to be an integer."
+            )
+    return tuple(sorted(set(values)))
+
+
+def at(question: Question, axis: str, value: float) -> Question:
+    """Returns ``question`` at a value of a sweep; it keeps its epochs, or its steps.
+
+    Args:
+      question: The question at another value.
+      axis: A key of ``AXES``.
+      value: The value.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    if axis == "batch-size" and question.truncated_batch_size is not None:
         raise InputError(
-            f"Expected neighboring_relation={question.neighboring_relation!r} to be "
-            f"{REPLACE_SPECIAL!r} for {theorem.name}. Omit --relation."
+            f"Expected no truncated_batch_size={question.truncated_batch_size} where "
+            "batch sizes vary: each has a cap of its own. Use --truncated-batch-size "
+            "auto."
         )
-    if question.max_examples_per_user != 1:
+    if axis == TOTAL_NOISE_AXIS and question.noise_multiplier is None:
         raise InputError(
-            f"Expected max_examples_per_user={question.max_examples_per_user} to be 1 "
-            f"for {theorem.name}. Omit --max-examples-per-user."
+            "Expected a noise multiplier for a sweep over it; got a target epsilon. "
+            "Give --noise-multiplier instead of --epsilon."
         )
+    chosen: Any = int(value) if AXES[axis].whole else value
+    changed = dataclasses.replace(question, **{AXES[axis].field: chosen})
+    if axis not in _SCHEDULE:
+        return changed
+    steps = axis == "num-steps" or (question.holds_steps and axis != "epochs")
+    num_steps, num_epochs = plans.steps_and_epochs(
+        changed.num_examples,
+        changed.expected_batch_size,
+        epochs=None if steps else changed.num_epochs,
+        num_steps=changed.num_steps if steps else None,
+    )
+    return dataclasses.replace(
+        changed, num_steps=num_steps, num_epochs=num_epochs, holds_steps=steps
+    )
 
 
-def proven_text(answer: Answer) -> str:
-    """Returns the proven value, rounded up; "unknown" if there is none."""
-    return _text(answer.proven, answer.asked, math.ceil)
+# -- total amount of noise -------------------------------------------------------------
+
+#: Below this noise multiplier epsilon is not a function of the total noise.
+LEAST_NOISE = 2.0
 
 
-def least_text(answer: Answer) -> str:
-    """Returns the lower bound, rounded down; "unknown" if there is none."""
-    return _text(answer.least, answer.asked, math.floor)
+def at_total_noise(
+    question: Question, noise_multiplier: float, num_steps: int
+) -> Question:
+    """Returns the question with another noise and batch size, and the same eta.
+
+    The batch size is the nearest integer; the noise has exactly the same eta.
+
+    Args:
+      question: A question with a noise multiplier.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+      num_steps: At least 1.
+
+    Raises:
+      InputError: a value out of range, or one that no batch size has.
+    """
+    asked = at(question, TOTAL_NOISE_AXIS, noise_multiplier)
+    check_float("noise_multiplier", noise_multiplier, above=0.0)
+    noise = check_float("noise_multiplier", question.noise_multiplier or 0.0, above=0.0)
+    check_int("num_steps", num_steps, at_least=1)
+    # Growth of the batch size for each unit of the noise multiplier.
+    slope = asked.expected_batch_size / noise * (asked.num_steps / num_steps) ** 0.5
+    scaled = round(slope * noise_multiplier)
+    if not 1 <= scaled <= question.num_examples:
+        raise InputError(
+            f"Expected noise_multiplier={noise_multiplier:g} to be from "
+            f"{1 / slope:.2g} to {question.num_examples / slope * 0.999:.3g} at "
+            f"{num_steps:,} steps and this total noise: batches have 1 to num_examples="
+            f"{question.num_examples} examples. Give such --values."
+        )
+    changed = at(question, "batch-size", scaled)
+    changed = dataclasses.replace(changed, noise_multiplier=scaled / slope)
+    return at(changed, "num-steps", num_steps)
 
 
-def swept_text(value: float) -> str:
-    """Returns a value of a sweep, unrounded: what is proven there holds there."""
-    return f"{int(value):,}" if float(value).is_integer() else repr(float(value))
+def eta(answer: Answer) -> float:
+    """Returns the inverse of the total amount of noise, of Poisson batches.
+
+    Raises:
+      InputError: other batches, or no noise.
+    """
+    plan, noise = answer.plan, answer.question.noise_multiplier or 0.0
+    check_choice("sampler", plan.sampler, sampler_registry.poisson_samplers())
+    check_float("noise_multiplier", noise, above=0)
+    return float(plan.sampling_probability) * math.sqrt(plan.num_steps / 2) / noise
 
 
-def is_exact(answer: Answer) -> bool:
-    """Whether the bounds are equal up to rounding."""
-    return answer.bounds.kind == EXACT
+def tan_epsilon(answer: Answer) -> float:
+    """Returns TAN's closed form of epsilon, which ignores truncation; no guarantee.
 
+    It is ``eta^2 + 2 eta sqrt(ln(1/delta))``, and below ``LEAST_NOISE`` far too small.
 
-def _text(value: float | None, asked: str, side: Callable[[float], int]) -> str:
-    if value is None:
-        return "unknown"
-    if not math.isfinite(value):
-        return "infinite"
-    if asked != DELTA:
-        return f"{side(value * 1e4) / 1e4:.4f}"
-    return delta_text(value, side)
+    Example:
+      >>> question = Question(num_examples=50_000, expected_batch_size=4096,
+      ...                     num_steps=2500, num_epochs=1, delta=1e-5,
+      ...                     noise_multiplier=3.0)
+      >>> round(tan_epsilon(answer(question, "poisson")), 3)
+      7.484
+    """
+    found = eta(answer)
+    return found**2 + 2 * found * math.sqrt(-math.log(answer.question.delta))

@@ -3,15 +3,13 @@
 import json
 import re
 import shlex
-import sys
 
 import pytest
 
-from accounting.cli import plan_tables
+from accounting.cli import plan_answers
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.validation import InputError
-from accounting.planning.comparison import EPSILON, NOISE, Answer
-from dpsgd.command_line import run as run_command
+from accounting.planning.comparison import Answer, Line, Question
 from tests.command_line import invoke
 
 pytestmark = pytest.mark.usefixtures("answers_once")
@@ -105,20 +103,13 @@ def test_truncated_batch_size_is_chosen_or_taken():
     assert noise[1] > noise[0]
 
 
-@pytest.mark.parametrize("extra", [["--sweep", "epochs", "--values", "1,2"]])
-def test_pictures_are_written(tmp_path, extra):
-    path = tmp_path / "a.png"
-    run(*QUESTION, *extra, "--sampler", "poisson", "--plot", str(path))
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_sweep_shows_where_the_order_flips():
     """At 16 a shuffle needs more than Poisson batches, at 32 less: arXiv 2411.04205."""
     text = run(
         *("--num-examples", "36800000", "--batch-size", "65536"),
         *("--epochs", "1", "--epsilon", "5", "--delta", "2.7e-8", "--json"),
         *("--sweep", "epsilon", "--values", "16,32"),
-        *("--sampler", "persistent-shuffle", "--sampler", "poisson"),
+        "--sampler=persistent-shuffle,poisson",
     )
     shuffled, poisson = (line["points"] for line in json.loads(text)["lines"])
     noise = "noise_multiplier"
@@ -132,12 +123,12 @@ def test_no_heading_and_no_number_of_a_sweep_is_cut_off(monkeypatch):
     bounds = NoiseBounds(sufficient=12345.67891, necessary=12345.6, method="m")
 
     def long(question, line, plan):
-        return Answer(plan=plan, asked=NOISE, bounds=bounds, line=line)
+        return Answer(question=question, line=line, plan=plan, bounds=bounds)
 
     plan = ["--num-examples", "400", "--batch-size", "100", "--epochs", "2"]
     target = ["--delta", "1e-9", "--epsilon", "3"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accounting.planning.sweeps.answer_for", long)
+        patch.setattr("accounting.planning.comparison.answer_for", long)
         text = run(*plan, *target, "--sweep", "epsilon", "--values", "0.0001")
     assert "\u2026" not in text
     assert re.search(r"12345\.6\d* \.\. 12345\.6\d\d\d", text)
@@ -225,9 +216,9 @@ def test_commands_of_the_page_get_to_their_work(root, small_plan, monkeypatch):
         raise StartedError
 
     monkeypatch.setattr("accounting.planning.comparison.answer", started)
-    monkeypatch.setattr("accounting.planning.sweeps.answer_for", started)
+    monkeypatch.setattr("accounting.planning.comparison.answer_for", started)
     plan = small_plan("poisson")
-    monkeypatch.setattr("accounting.planning.sweeps.checked_plan", lambda *_: plan)
+    monkeypatch.setattr("accounting.planning.comparison.checked_plan", lambda *_: plan)
     page = (root / "docs" / "papers.md").read_text()
     commands = re.findall(r"^dpsgd plan ((?:.*\\\n)*.*)", page, re.M)
     assert len(commands) > 7
@@ -257,11 +248,14 @@ def test_a_lower_bound_alone_is_printed_rounded_down_and_as_no_guarantee(small_p
     plan = small_plan("poisson")
     epsilon = Bounds(upper=None, lower=1.23456, method="m")
     noise = NoiseBounds(sufficient=None, necessary=1.23456, method="m")
-    for answer in (
-        Answer(plan=plan, asked=EPSILON, bounds=epsilon),
-        Answer(plan=plan, asked=NOISE, bounds=noise),
-    ):
-        value, bound = plan_tables._value_cells(answer)
+    for given, bounds in (("noise_multiplier", epsilon), ("epsilon", noise)):
+        schedule = {"num_steps": plan.num_steps, "num_epochs": plan.num_epochs}
+        size = {"num_examples": 100, "expected_batch_size": 10}
+        asked = Question(**schedule, **size, delta=1e-5, **{given: 1.0})
+        answer = Answer(
+            question=asked, line=Line(sampler="poisson"), plan=plan, bounds=bounds
+        )
+        value, bound = plan_answers.value_cells(answer)
         assert value == ">= 1.2345"
         assert bound == "lower bound only: no guarantee"
 
@@ -273,22 +267,3 @@ def test_a_target_near_0_is_refused_before_any_answer(epsilon):
         run(*QUESTION[:6], "--epsilon", epsilon, "--delta", "1e-5")
     with pytest.raises(InputError, match=r"to be finite|>= 0\.0001"):
         run(*QUESTION, "--sweep", "epsilon", "--values", f"1,{epsilon}")
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_gets_the_default_samplers_answer_first(
-    capsys, monkeypatch, terminal
-):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    samplers = ("--sampler", "deterministic", "--sampler", "truncated-poisson")
-    run_command(["plan", *SMALL, *samplers])
-    printed = capsys.readouterr()
-    assert printed.out.index("deterministic") < printed.out.index("truncated-poisson")
-    if not terminal:
-        assert printed.err == ""
-        return
-    first, after = printed.err.split("\n")
-    assert "truncated-poisson, 1 of 2 ..." in first
-    assert "truncated-poisson: noise multiplier " in first
-    assert "deterministic, 2 of 2 ..." in after
-    assert after.endswith("\x1b[2K")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from accounting.core import sampler_registry
-from accounting.planning import sweeps
+from accounting.planning import comparison
 from tests.accounting.samplers.test_registry import NAME, RULES, WHOLE
 from tests.command_line import invoke
 from tests.sampler_fields import may_register
@@ -32,4 +32,4 @@ def test_a_sampler_from_outside_is_a_choice_of_the_commands(
     assert fields["theorem"] == "the coins are revealed"
     planned = invoke(["plan", *ASKED, "--epochs=1", "--epsilon=3", "--json"])
     assert NAME in planned.output, planned.exception
-    assert NAME in sweeps.default_samplers()
+    assert NAME in comparison.default_samplers()

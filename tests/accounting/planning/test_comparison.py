@@ -1,0 +1,199 @@
+"""Questions, sweeps and constant total noise: what is held, asked for, and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from accounting.claims.model_mix import Mixing
+from accounting.core import accountant
+from accounting.core.intervals import Bounds, NoiseBounds
+from accounting.core.validation import InputError
+from accounting.planning import comparison
+from accounting.planning.comparison import Answer, Line, Question, answer
+from tests.accounting.plans import make_plan
+
+QUESTION = Question(
+    num_examples=10_000,
+    expected_batch_size=100,
+    num_steps=200,
+    num_epochs=2,
+    delta=1e-5,
+    epsilon=2.0,
+)
+NOISE = dataclasses.replace(QUESTION, epsilon=None, noise_multiplier=2.0)
+STEPS = dataclasses.replace(NOISE, holds_steps=True)
+PROFILE = dataclasses.replace(NOISE, epsilon=2.0)
+DETERMINISTIC = (Line(sampler="deterministic"),)
+PLAN = make_plan("poisson", 10, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [
+        ("epochs", (1.0, 0.0)),
+        ("epochs", (1.0, 1.5)),
+        ("epsilon", (1.0, float("nan"))),
+        ("delta", (1e-5, 1.0)),
+        ("batch-size", (100.0, 20_000.0)),
+        ("num-steps", (100.0, 150.0)),
+        ("max-examples-per-user", (1.0, 51.0)),
+        ("batch-size", ()),
+        ("nosuch", (1.0,)),
+    ],
+)
+def test_every_value_is_checked_and_every_plan_made_before_anything_is_answered(
+    axis: str, values: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(comparison, "answer_for", lambda *each: started.append(each))
+    with pytest.raises(InputError):
+        comparison.sweep(QUESTION, axis, DETERMINISTIC, values=values)
+    assert not started
+
+
+def eta_of(question: Question) -> float:
+    bounds = Bounds(upper=1.0, method="m")
+    plan = question.plan("poisson")
+    return comparison.eta(
+        Answer(
+            question=question, line=Line(sampler="poisson"), plan=plan, bounds=bounds
+        )
+    )
+
+
+@given(
+    noise=st.floats(0.5, 40),
+    steps=st.integers(20, 20_000),
+    reference=st.floats(0.1, 50),
+)
+def test_at_constant_total_noise_eta_is_that_of_the_question(
+    noise: float, steps: int, reference: float
+) -> None:
+    question = dataclasses.replace(STEPS, noise_multiplier=reference)
+    line = Line(sampler="poisson", total_noise_steps=steps)
+    size = noise / reference * 100 * math.sqrt(200 / steps)
+    assume(1 <= size <= 10_000)
+    found = line.at(question, "noise-multiplier", noise)
+    assert eta_of(found) == pytest.approx(eta_of(question), rel=1e-12)
+    assert found.num_steps == steps
+    # Half an example at most.
+    assert abs(found.expected_batch_size - size) <= 0.5 + 1e-6
+    assert found.noise_multiplier == pytest.approx(noise, rel=0.6 / size)
+
+
+def test_a_batch_size_holds_the_epochs_or_the_steps_as_they_were_asked_for() -> None:
+    for question, steps in ((NOISE, 100), (STEPS, 200)):
+        found = comparison.at(question, "batch-size", 200.0)
+        assert (found.expected_batch_size, found.num_steps) == (200, steps)
+        assert comparison.at(question, "num-examples", 40_000.0).num_steps == (
+            800 if steps == 100 else 200
+        )
+    capped = dataclasses.replace(NOISE, truncated_batch_size=150)
+    with pytest.raises(InputError, match="each has a cap of its own"):
+        comparison.at(capped, "batch-size", 120.0)
+    assert comparison.at(capped, "epochs", 3.0).truncated_batch_size == 150
+
+
+def test_what_has_no_total_noise_is_refused() -> None:
+    line = Line(sampler="poisson", total_noise_steps=100)
+    with pytest.raises(InputError, match="got a target epsilon"):
+        line.at(QUESTION, "noise-multiplier", 2.0)
+    silent = dataclasses.replace(STEPS, noise_multiplier=0.0)
+    with pytest.raises(InputError, match="noise_multiplier=0"):
+        line.at(silent, "noise-multiplier", 2.0)
+    with pytest.raises(InputError, match="sampler='deterministic'"):
+        comparison.eta(answer(NOISE, "deterministic"))
+
+
+def test_the_answer_is_what_is_not_given() -> None:
+    def one(question: Question, axis: str, value: float) -> Answer:
+        found = comparison.sweep(question, axis, DETERMINISTIC, values=(value,))
+        return found.answers[0][0]
+
+    needed = one(QUESTION, "epsilon", 3.0)
+    plan = needed.plan
+    found = accountant.noise_multiplier(plan, epsilon=3.0, delta=1e-5)
+    assert needed.bounds == found
+    bounds = accountant.epsilon(plan, noise_multiplier=2.0, delta=1e-6)
+    assert one(NOISE, "delta", 1e-6).bounds == bounds
+    delta = accountant.delta(plan, noise_multiplier=2.0, epsilon=3.0)
+    assert one(NOISE, "epsilon", 3.0).bounds == delta
+
+
+def test_a_privacy_profile_is_of_one_mechanism() -> None:
+    lines = (Line(sampler="truncated-poisson"),)
+    swept = comparison.sweep(NOISE, "epsilon", lines, values=(0.5, 2.0))
+    assert len({answer.plan for answer in swept.answers[0]}) == 1
+    assert "cap as for delta=1e-05" in swept.title
+
+
+def test_a_theorem_answers_for_what_it_is_about_alone() -> None:
+    mixing = Mixing(mix_width=0.1, l2_norm_clip=1.0)
+    line = Line(sampler="poisson", theorem=mixing, label="mixed")
+    for changes in (
+        {"neighboring_relation": "ADD_OR_REMOVE_ONE"},
+        {"max_examples_per_user": 2},
+    ):
+        with pytest.raises(InputError, match="for ModelMix"):
+            answer(dataclasses.replace(NOISE, **changes), line)
+    with pytest.raises(InputError, match="analysed for no other"):
+        answer(NOISE, dataclasses.replace(line, sampler="deterministic"))
+    found = answer(PROFILE, line)
+    assert found.line.name == "poisson, mixed"
+    assert found.bounds == mixing.delta(found.plan, noise_multiplier=2.0, epsilon=2.0)
+
+
+@given(value=st.floats(5e-324, 1e4))
+def test_what_is_proven_is_printed_rounded_up_and_lower_bounds_down(
+    value: float,
+) -> None:
+    bounds = Bounds(upper=value, lower=value, method="m")
+    noise = NoiseBounds(sufficient=value, necessary=value, method="m")
+    for question, found in ((NOISE, bounds), (PROFILE, bounds), (QUESTION, noise)):
+        row = Answer(question=question, line=DETERMINISTIC[0], plan=PLAN, bounds=found)
+        assert float(row.least_text) <= value <= float(row.proven_text)
+        assert row.is_exact
+        if question is PROFILE:
+            assert float(row.proven_text) <= value * 1.01
+
+
+@pytest.mark.parametrize(
+    ("size", "noise", "steps", "num_examples", "delta", "eta", "epsilon"),
+    [
+        (16384, 2.5, 72_000, 1_281_167, 8e-7, 0.9706, 8.215),
+        (32768, 2.5, 18_000, 1_281_167, 8e-7, 0.9706, 8.215),
+        (4096, 3.0, 2_500, 50_000, 1e-5, 0.9654, 7.484),
+    ],
+)
+def test_published_eta_and_closed_form_of_tan(
+    size: int,
+    noise: float,
+    steps: int,
+    num_examples: int,
+    delta: float,
+    eta: float,
+    epsilon: float,
+) -> None:
+    question = Question(
+        num_examples=num_examples,
+        expected_batch_size=size,
+        num_steps=steps,
+        num_epochs=1,
+        delta=delta,
+        noise_multiplier=noise,
+    )
+    found = answer(question, "poisson")
+    assert comparison.eta(found) == pytest.approx(eta, abs=6e-5)
+    assert comparison.tan_epsilon(found) == pytest.approx(epsilon, abs=6e-4)
+    # Far below its range the true epsilon is far larger.
+    little = dataclasses.replace(
+        question, expected_batch_size=128, noise_multiplier=128 * noise / size
+    )
+    found = answer(little, "poisson")
+    assert comparison.eta(found) == pytest.approx(eta, abs=6e-5)
+    assert found.bounds.guarantee > 10 * comparison.tan_epsilon(found)
