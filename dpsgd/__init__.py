@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipelines.batches.verify import verify as verify
     from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
     from pipelines.job.batch_settings import BatchSettings as BatchSettings
-    from pipelines.job.poisson_batches import PoissonBatches as PoissonBatches
+    from pipelines.job.poisson_batching import PoissonBatches as PoissonBatches
     from pipelines.job.poisson_batching import make_batches as make_batches
     from pipelines.tables.first_schema import first_schema as first_schema
     from pipelines.tables.prepare import TableOptions as TableOptions

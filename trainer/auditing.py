@@ -16,7 +16,7 @@ ghost that contributes nothing.  If the privacy unit is a user, the canary has s
 such examples.  Each step releases the sum over its examples plus noise: one number per
 step, in clip norms, since other directions do not help to tell the two data sets apart.
 
-Sampler and noise are those of a run (``pipelines.sampling.samplers``,
+Sampler and noise are those of a run (``pipelines.core.choices``,
 ``trainer.core.step.noise``).  With samplers that choose rows independently, the other
 examples contribute nothing.  With shuffles they contribute the opposite of the canary,
 which reveals the step in which the canary replaced one of them; under Poisson sampling,
@@ -70,11 +70,14 @@ from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
+from pipelines.core.choices import (
+    BlockSpan,
+    arrange_steps,
+    first_places,
+    make_sampler,
+)
 from pipelines.core.keys import KEY_BYTES
 from pipelines.core.users.bounded import Bounded
-from pipelines.sampling import samplers
-from pipelines.sampling.samplers import BlockRows
-from pipelines.sampling.shuffle import first_positions
 from trainer.core.run.run_record import RunRecord
 from trainer.core.step import noise
 from trainer.report.report import Report, ReportTable
@@ -103,10 +106,10 @@ def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     return worst_cases.audit_of(plan.sampler, canary_rows).worst_case(plan)
 
 
-def _blocks(case: Case) -> list[BlockRows]:
+def _blocks(case: Case) -> list[BlockSpan]:
     firsts = itertools.accumulate(case.block_rows, initial=case.first_row)
     return [
-        BlockRows(name=f"audit.parquet#{index}", num_rows=size, first_row=first)
+        BlockSpan(label=f"audit.parquet#{index}", num_rows=size, first_row=first)
         for index, (size, first) in enumerate(
             zip(case.block_rows, firsts, strict=False)
         )
@@ -126,18 +129,18 @@ def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
     """
     plan = case.plan
     blocks = _blocks(case)
-    boundaries = samplers.find_boundaries(plan, sampling_key, blocks)
+    sampler = make_sampler(plan, sampling_key, blocks)
     first, rows, steps, priorities = 0, [], [], []
     for block in blocks:
-        chosen = samplers.sample_block(plan, sampling_key, block, boundaries)
-        rows.append(first + chosen.row)
-        steps.append(chosen.step)
-        priorities.append(chosen.priority)
+        chosen = sampler.choose(block)
+        rows.append(first + chosen[0])
+        steps.append(chosen[1])
+        priorities.append(chosen[2])
         first += block.num_rows
     row, step = np.concatenate(rows), np.concatenate(steps)
     if plan.truncated_batch_size is not None:
         kept = np.concatenate(
-            samplers.arrange_steps(
+            arrange_steps(
                 step,
                 np.concatenate(priorities),
                 range(plan.num_steps),
@@ -153,7 +156,7 @@ def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
 
 
 def _known_sizes(plan: DpSgdPlan) -> np.ndarray:
-    starts = first_positions(plan.num_examples, plan.steps_per_epoch)
+    starts = first_places(plan)
     sizes = np.diff(np.append(starts, plan.num_examples))
     return np.tile(sizes, plan.num_epochs)
 

@@ -4,7 +4,7 @@ A sampler is registered under a name with its `PlanRules`, which every plan need
 with a `Sampler`: its bounds and its words in a privacy statement.  The `Sampler` may be
 given as a place to import from at the first use.  The rest of the project asks for
 these capabilities and never for a name.  The function that assigns rows to steps is
-registered with `pipelines.sampling.samplers.register`, and an audit with
+registered with `pipelines.core.choices.register`, and an audit with
 `accounting.auditing.worst_cases.register`.
 
 Formal guarantees:

@@ -20,13 +20,12 @@ from pipelines.files.progress_bars import Bars
 from pipelines.files.storage import absolute
 from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, seems_user_column
-from pipelines.job import poisson_batching, progress
+from pipelines.job import poisson_batching, runtime
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.job_folder import check_out
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
-from pipelines.job.spill import FanIn, choose_fan_in, traffic
-from pipelines.sampling.shuffle import num_block_passes
+from pipelines.job.spill import blocks_per_file
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -109,17 +108,21 @@ def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
 
 
 def _of_blocks(
-    layout: Layout, dataset: Dataset, fan_in: FanIn | None, *, by_value: bool
+    layout: Layout, dataset: Dataset, *, local: bool, by_value: bool
 ) -> dict[str, Any]:
     """Returns what depends on the sizes of blocks; nothing if these are sensitive."""
     if dataset.bounded:
         return {}
-    needed = worker_bytes(layout, dataset, by_value=by_value, fan_in=fan_in)
-    asked = fan_in and traffic(layout, len(dataset.blocks), fan_in)
-    return {
-        "bytes_per_worker": needed,
-        **(dataclasses.asdict(asked) if asked else {}),
+    by_files = not local and not by_value
+    found = {
+        "bytes_per_worker": worker_bytes(
+            layout, dataset, by_value=by_value, by_files=by_files
+        )
     }
+    if by_files:
+        files = -(-len(dataset.blocks) // blocks_per_file(layout, dataset))
+        found |= {"shuffle_files": files, "shuffle_reads": files * layout.num_units}
+    return found
 
 
 def _listing(dataset: Dataset, as_json: bool) -> dict[str, Any]:
@@ -184,9 +187,8 @@ def run(
     poisson_batching.spill_place(absolute(out), job["scratch"], local)  # may refuse it
     shuffle = poisson_batching.choose_shuffle(job["shuffle"], runner)
     by_value = shuffle == poisson_batching.ENGINE
-    fan_in = None if local or by_value else choose_fan_in(layout, dataset)
     summary = {**_summary(layout, cost), "shuffle": shuffle}
-    summary |= _of_blocks(layout, dataset, fan_in, by_value=by_value)
+    summary |= _of_blocks(layout, dataset, local=local, by_value=by_value)
     if note := _users_note(source, dataset) or _bound_note(plan, dataset.bounded):
         print(note, file=sys.stderr)
     if by_value and (note := _engine_note(runner, options, cost.shuffle_bytes)):
@@ -216,10 +218,10 @@ def _with_best_bands(settings: BatchSettings, dataset: Dataset) -> BatchSettings
 def write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
     """Makes batches with progress bars; arguments as for ``write_batches``."""
     totals = {
-        progress.BOUNDARIES: num_block_passes(layout.plan, len(dataset.blocks)),
+        runtime.STARTS: 2 * len(dataset.blocks) * layout.plan.num_shuffles,
         # Of bounded users it grows with their number.
-        progress.BLOCKS: 0 if dataset.bounded else len(dataset.blocks),
-        progress.STEPS: layout.plan.num_steps,
+        runtime.BLOCKS: 0 if dataset.bounded else len(dataset.blocks),
+        runtime.STEPS: layout.plan.num_steps,
     }
     totals = {label: total for label, total in totals.items() if total}
 
@@ -227,7 +229,7 @@ def write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest
         if label in totals:
             bars.advance(label, amount)
 
-    with stoppable(RESUMES), Bars(totals) as bars, progress.listen(tell):
+    with stoppable(RESUMES), Bars(totals) as bars, runtime.listen(tell):
         for label, total in totals.items():
             bars.set_total(label, total)
         return poisson_batching.write_batches(

@@ -23,7 +23,7 @@ from accounting.core.validation import InputError
 from pipelines.files.processes import stoppable
 from pipelines.files.progress_bars import Bars
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.job.quiet_beam import quiet_beam
+from pipelines.job.runtime import quiet_beam
 
 
 def batches(

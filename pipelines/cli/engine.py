@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.files.progress_bars import Bars
-from pipelines.job.quiet_beam import quiet_beam
-from pipelines.job.runtime import Runtime
+from pipelines.job.runtime import Runtime, quiet_beam
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions

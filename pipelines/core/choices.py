@@ -1,34 +1,48 @@
-"""Which rows are in which step, by the definition of each sampler: the reference.
+"""Which rows are in which step, by the definition of each sampler.
 
-The batch job makes the same choices faster, in ``pipelines.sampling``.  This module
-shares no code with it except sub-keys and the stream cipher.
-
-Every block of rows has a ChaCha20 stream of its own, keyed by (key, plan, label).  From
-it are drawn, in this order:
+The batch job, the certificate and the audits all ask this module.  A block of rows is
+one Parquet row group.  It has a ChaCha20 stream of its own, keyed by (key, plan,
+label), so that a retried, repeated or re-ordered bundle makes the same choices on every
+engine.  From the stream are drawn, in this order:
 
 - Poisson: for each row the number of its steps, binomial by inversion of the exact
   distribution; then for each row a uniform subset of that size; then a priority for
-  each participation.  Independent coin flips, one per step, have the same law.
+  each participation.  Independent coin flips, one per step, have the same law; their
+  cost would grow with rows x steps.
 - cyclic Poisson: for each row a uniform group; then, for each group of rows in turn,
   as for Poisson among its steps; then the priorities.
 - balls and bins: for each epoch and row a uniform step; then the priorities.
 - shuffles: for each row a rank of 128 bits, by which an epoch is sorted and cut into
-  steps of equal size.  The upper half of the rank is the priority.
+  steps of equal size.  The upper half of the rank is the priority.  The ranks that
+  start the steps suffice to cut: two passes over all ranks find them, and no
+  permutation is held.
 - deterministic: nothing.
 
 A step keeps its rows of least priority, at most the cap.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20 and
-keyed BLAKE2b:
-  - the law: steps of rows have the law of the plan's sampler, as ``accounting`` assumes
-    it (Poisson within 2**-128 per row in total variation; shuffles within
-    n**2 / 2**128).
-  - the same choices: they equal those of the job, for every sampler of ``accounting``.
+keyed BLAKE2b (Poisson within 2**-128 per row in total variation; shuffles of n rows
+within n**2 / 2**128):
+  - inclusion probability: a row takes part in step t with probability
+    ``plan.sampling_probability``, for all t in [0, num_steps).
+  - independence: participations of a row in distinct steps, and of distinct rows, are
+    independent.  The number of rows that choose a step is binomial.
+  - groups: with ``bands`` k, the groups of rows are uniform and independent, and a row
+    takes part in steps of its group g alone, t = g modulo k.  Given the groups, what
+    is said of inclusion and independence holds for those steps.
+  - uniform truncation: a step with more than B rows keeps a uniformly random subset of
+    size B, whatever the order in which they arrive.
+  - once per epoch: with the other samplers, every row takes part in exactly one step of
+    every epoch.  With balls and bins that step is uniform and independent of other rows
+    and epochs; with shuffles all orders are equally likely, and step t of T gets the
+    examples of places ceil(t n / T) to ceil((t + 1) n / T) - 1.
+  - determinism: the same (key, plan, label, number of rows) gives the same choices, on
+    any machine; other keys, plans or labels give independent ones.
 
 Public: the plan.  Sensitive: keys and everything returned.
 
 References:
-  Beltran et al. (2024), arXiv:2406.17298, Lemma 1: counts first, then subsets.
+  Beltran et al. (2024), arXiv:2406.17298, Lemma 1, with rows and steps exchanged.
 """
 
 from __future__ import annotations
@@ -36,11 +50,14 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
+from accounting.core import sampler_registry
 from accounting.core.plan import (
     BALLS_AND_BINS,
     CYCLIC_POISSON,
@@ -55,8 +72,9 @@ from accounting.core.plan import (
 from accounting.core.validation import InputError
 from pipelines.core.keys import Stream, derive
 
-#: Maximum bits that name a bucket of ranks: 2**22 counters take 32 MiB.
-_MOST_BITS = 22
+#: Number of ranks that a search keeps, up to this many bits that name a bucket of
+#: ranks: 2**24 counters take 128 MiB.
+_FEW_RANKS, _MOST_BITS = 1 << 20, 24
 
 #: Parallel arrays: int64 row in its block, int64 step, uint64 priority.
 Choices = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -91,7 +109,7 @@ class PlanSampler:
 
     plan: DpSgdPlan
     key: bytes = dataclasses.field(repr=False)
-    starts: tuple[Ranks, ...] = dataclasses.field(default=(), repr=False)
+    starts: Sequence[Ranks] | np.ndarray = dataclasses.field(default=(), repr=False)
 
     def choose(self, rows: BlockSpan) -> Choices:
         """Returns the steps that the rows of a block choose.  Sensitive."""
@@ -101,20 +119,28 @@ class PlanSampler:
         """Returns the stream of a block."""
         return Stream(derive(self.key, "sampling", self.plan.fingerprint, rows.label))
 
-    def ranks(self, rows: BlockSpan, shuffle: int) -> Ranks:
-        """Returns the ranks of the rows of a block in one of the plan's shuffles.
+    def rank_stream(self, rows: BlockSpan, shuffle: int) -> Stream:
+        """Returns the stream of a block's ranks: all upper words, then all lower ones.
 
         Args:
           rows: The block.
-          shuffle: Number of the shuffle, from 0.
+          shuffle: Number of the plan's shuffle, from 0.
         """
         labels = ("shuffle", self.plan.fingerprint, shuffle, rows.label)
-        stream = Stream(derive(self.key, *labels))
+        return Stream(derive(self.key, *labels))
+
+    def ranks(self, rows: BlockSpan, shuffle: int) -> Ranks:
+        """Returns the ranks of the rows of a block; arguments as for its stream."""
+        stream = self.rank_stream(rows, shuffle)
         return stream.words(rows.num_rows), stream.words(rows.num_rows)
 
 
+#: Calls a function with every item; yields the results in order.
+Run = Callable[[Callable[[BlockSpan], Any], Sequence[BlockSpan]], Iterable[Any]]
+
+
 def make_sampler(
-    plan: DpSgdPlan, key: bytes, blocks: Sequence[BlockSpan]
+    plan: DpSgdPlan, key: bytes, blocks: Sequence[BlockSpan], run: Run = map
 ) -> PlanSampler:
     """Returns the sampler of a plan; for a shuffle it draws all ranks twice.
 
@@ -122,18 +148,81 @@ def make_sampler(
       plan: How batches are sampled.
       key: Secret key of the data set.
       blocks: All blocks of the data set, in order.
+      run: Draws the ranks of blocks, by default one after the other.
 
     Raises:
-      InputError: a registered sampler of somebody else.
+      InputError: as ``check_assigned``.
+    """
+    check_assigned(plan)
+    sampler = PlanSampler(plan=plan, key=key)
+    shuffles = range(plan.num_shuffles)
+    starts = [_starts(sampler, blocks, each, run) for each in shuffles]
+    return dataclasses.replace(sampler, starts=starts)
+
+
+def check_assigned(plan: DpSgdPlan) -> None:
+    """Refuses a plan whose sampler has no registered assignment of rows to steps.
+
+    Raises:
+      InputError: there is none.
     """
     if plan.sampler not in _SAMPLERS:
-        raise InputError(
-            f"Expected sampler={plan.sampler!r} to be one of {', '.join(_SAMPLERS)}: "
-            "there is no reference for others, and its batches cannot be certified."
+        sampler_registry.refuse(
+            plan.sampler,
+            "an assignment of rows to steps",
+            "Register one with pipelines.core.choices.register.",
         )
-    sampler = PlanSampler(plan=plan, key=key)
-    starts = [_starts(sampler, blocks, each) for each in range(plan.num_shuffles)]
-    return dataclasses.replace(sampler, starts=tuple(starts))
+
+
+def register(name: str, assign: Assign) -> None:
+    """Lets jobs use a sampler.
+
+    Args:
+      name: Name under which the accountant knows it.
+      assign: (sampler, block) -> choices of the block's rows, a pure function.  It
+        promises the law that the accountant assumes.
+
+    Raises:
+      InputError: the name is taken, or not registered with the accountant.
+    """
+    sampler_registry.rules(name)
+    if name in _SAMPLERS:
+        raise InputError(
+            f"Expected sampler={name!r} not to be registered yet. Choose another name."
+        )
+    _SAMPLERS[name] = assign
+
+
+def arrange_steps(
+    step: np.ndarray,
+    priority: np.ndarray,
+    steps: Sequence[int],
+    truncated_batch_size: int | None,
+) -> list[np.ndarray]:
+    """Returns, for each of ``steps``, the participations that form its batch, in order.
+
+    Args:
+      step: The step of each participation.  Sensitive.
+      priority: uint64, parallel to ``step``.  Sensitive.
+      steps: Consecutive steps, ascending.
+      truncated_batch_size: Cap on the rows of a step, or None.
+
+    Returns:
+      One int64 array of indices into ``step`` for each of ``steps``, possibly empty.
+    """
+    order = np.lexsort((priority, step))
+    edges = np.searchsorted(step[order], [*steps, steps[-1] + 1])
+    return [
+        order[start:end][:truncated_batch_size]
+        for start, end in itertools.pairwise(edges)
+    ]
+
+
+def first_places(plan: DpSgdPlan) -> np.ndarray:
+    """Returns the place in the order of an epoch at which each of its steps starts."""
+    return -(
+        -np.arange(plan.steps_per_epoch) * plan.num_examples // plan.steps_per_epoch
+    )
 
 
 @functools.lru_cache(maxsize=2)
@@ -278,37 +367,52 @@ def _reached(starts: Ranks, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         count[more] += 1
 
 
-def _starts(sampler: PlanSampler, blocks: Sequence[BlockSpan], shuffle: int) -> Ranks:
+def bucket_bits(plan: DpSgdPlan) -> int:
+    """Returns how many first bits of a rank name its bucket in a search for starts."""
+    few = max(1, min(_FEW_RANKS, plan.num_examples // 16))
+    ranks = plan.num_examples * plan.steps_per_epoch
+    return max(1, min(_MOST_BITS, (ranks // few).bit_length()))
+
+
+def _starts(
+    sampler: PlanSampler, blocks: Sequence[BlockSpan], shuffle: int, run: Run
+) -> Ranks:
     """Returns the ranks at the places of the sorted order where steps 1, 2, ... start.
 
     Ranks are counted by their first bits; only those that share them with a start are
     kept and sorted.
     """
-    plan = sampler.plan
-    steps = np.arange(1, plan.steps_per_epoch)
-    places = -(-steps * plan.num_examples // plan.steps_per_epoch)
-    bits = max(1, min(_MOST_BITS, plan.num_examples.bit_length() - 4))
+    places = first_places(sampler.plan)[1:]
+    bits = bucket_bits(sampler.plan)
     shift = np.uint64(64 - bits)
     counts = np.zeros(1 << bits, np.int64)
-    for rows in blocks:
-        bucket, number = np.unique(
-            sampler.ranks(rows, shuffle)[0] >> shift, return_counts=True
-        )
-        counts[bucket] += number
+
+    def buckets(rows: BlockSpan) -> np.ndarray:
+        words = sampler.rank_stream(rows, shuffle).words(rows.num_rows)
+        return (words >> shift).astype(np.int64)
+
+    for found in run(buckets, blocks):
+        np.add.at(counts, found, 1)
     bucket = np.searchsorted(np.cumsum(counts), places, side="right")
-    is_kept = np.isin(np.arange(len(counts)), bucket)
-    kept = []
-    for rows in blocks:
-        ranks = np.stack(sampler.ranks(rows, shuffle))
-        kept.append(ranks[:, is_kept[ranks[0] >> shift]])
-    high, low = np.concatenate(kept, axis=1)
+    is_kept = np.zeros(len(counts), bool)
+    is_kept[bucket] = True
+
+    def kept(rows: BlockSpan) -> np.ndarray:
+        high, low = sampler.ranks(rows, shuffle)
+        kept = np.flatnonzero(is_kept[(high >> shift).astype(np.int64)])
+        return np.stack([high[kept], low[kept]])
+
+    high, low = np.concatenate([*run(kept, blocks)], axis=1)
     order = np.lexsort((low, high))
     skipped = np.cumsum(np.where(is_kept, 0, counts))
-    found = order[places - skipped[bucket]]
-    return high[found], low[found]
+    first = order[places - skipped[bucket]]
+    return high[first], low[first]
 
 
-_SAMPLERS: dict[str, Callable[[PlanSampler, BlockSpan], Choices]] = {
+#: (sampler, block) -> choices of its rows.
+Assign = Callable[[PlanSampler, BlockSpan], Choices]
+
+_SAMPLERS: dict[str, Assign] = {
     DETERMINISTIC: _deterministic,
     PERSISTENT_SHUFFLE: _shuffled,
     DYNAMIC_SHUFFLE: _shuffled,

@@ -38,6 +38,7 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import DTYPES, Column
+from pipelines.core.choices import BlockSpan
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.files.storage import is_remote
 from pipelines.inputs.input_files import find_files
@@ -49,7 +50,6 @@ from pipelines.inputs.source_table import (
     open_listed,
     written_footers,
 )
-from pipelines.sampling.samplers import BlockRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,10 +69,10 @@ class Block:
         return f"{self.name}#{self.row_group}"
 
     @property
-    def rows(self) -> BlockRows:
+    def span(self) -> BlockSpan:
         """The block as the sampler sees it."""
-        return BlockRows(
-            name=self.label, num_rows=self.num_rows, first_row=self.first_row
+        return BlockSpan(
+            label=self.label, num_rows=self.num_rows, first_row=self.first_row
         )
 
 

@@ -28,7 +28,7 @@ from apache_beam.runners.portability import job_server
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.core.validation import InputError
-from pipelines.job import progress
+from pipelines.job import runtime
 from pipelines.job.runtime import AGAIN, StorageError, plain_errors
 
 
@@ -59,7 +59,7 @@ def run_to_end(pipeline: beam.Pipeline) -> None:
                 told.get(timeout=1)
 
     thread = threading.Thread(target=run, daemon=True)
-    with progress.ending_at(given_up):
+    with runtime.ending_at(given_up):
         try:
             thread.start()
             wait()
@@ -137,7 +137,7 @@ def run_on_engine(
 
 
 def _unless_stopped(item: Any, task: Callable[[Any], None]) -> None:
-    progress.advance(progress.TASKS, 0)
+    runtime.advance(runtime.TASKS, 0)
     with plain_errors():
         task(item)
 

@@ -3,7 +3,7 @@
     OUT/private/job.json     digests of the job; its presence means unfinished
     OUT/private/files/       checksums of finished files, until the manifest is written
     OUT/private/spill/       the shuffle, until then, unless it is elsewhere
-    OUT/private/boundaries   of a shuffle, the ranks that start its steps, until then
+    OUT/private/starts       of a shuffle, the ranks that start its steps, until then
     OUT/private/lock         on this machine, locked by the process that writes
 
 Formal guarantees:
@@ -61,7 +61,7 @@ from pipelines.job.packing import Layout
 JOB_NAME = "job.json"
 FILES_NAME = "files"
 SPILL_NAME = "spill"
-BOUNDARIES_NAME = "boundaries"
+STARTS_NAME = "starts"
 
 
 def _mark(name: str) -> str:
@@ -153,7 +153,7 @@ def check_dataset(layout: Layout, dataset: Dataset) -> None:
       dataset: From ``list_blocks``.
 
     Raises:
-      InputError: the numbers of rows, or the columns, differ.
+      InputError: the numbers of rows differ, or the sampler suits no bounded users.
     """
     if dataset.num_examples != layout.plan.num_examples:
         raise InputError(
@@ -161,13 +161,6 @@ def check_dataset(layout: Layout, dataset: Dataset) -> None:
             f"input, {dataset.num_examples}. Make the plan of dataset.num_examples."
         )
     _check_slots(layout.plan, dataset)
-    for column in layout.columns:
-        if column not in dataset.columns:
-            raise InputError(
-                f"Expected column {column.name} of the layout to be one of the input, "
-                f"of dtype {column.dtype} and shape {column.shape}. Make the layout "
-                "with make_layout(plan, dataset)."
-            )
 
 
 def _check_slots(plan: DpSgdPlan, dataset: Dataset) -> None:
@@ -197,16 +190,6 @@ def _check_key(dataset: Dataset, key: bytes) -> None:
         )
 
 
-def _check_own_key(out: StrPath, key: bytes) -> None:
-    """Refuses another key beside the batches, which would be taken for theirs."""
-    path = join(out, PRIVATE_NAME, KEY_NAME)
-    if storage.exists(path) and read_key_file(path) != key:
-        raise InputError(
-            f"Expected {path} to be the key of --key-file; a job that was killed left "
-            "another one. Remove it, or choose another --out."
-        )
-
-
 def open_job(
     out: StrPath, layout: Layout, dataset: Dataset, key_file: StrPath | None
 ) -> tuple[str, str]:
@@ -220,7 +203,7 @@ def open_job(
 
     Raises:
       InputError: as ``check_dataset`` and ``check_out``, or another job is unfinished
-        there, or the key file is refused, or there is another key in the folder.
+        there, or the key file is refused.
     """
     check_dataset(layout, dataset)
     check_out(out)
@@ -234,7 +217,6 @@ def open_job(
             key_file = _own_key_file(out)
             key = (read_key_file if begun else read_or_create_key_file)(key_file)
         _check_key(dataset, key)
-        _check_own_key(out, key)
         made_of = _begin_or_continue(out, layout, dataset, key)
     return os.fspath(key_file), commitment(key, "batches", *made_of)
 
@@ -400,7 +382,7 @@ def _clean(out: StrPath, spill: StrPath | None) -> None:
     for folder in {join(private, FILES_NAME), own_spill, spill or own_spill}:
         storage.delete_folder(folder)
     # Killed processes leave temporary files.
-    left = (BOUNDARIES_NAME, locks.LOCK_NAME, JOB_NAME)
+    left = (STARTS_NAME, locks.LOCK_NAME, JOB_NAME)
     names = (KEY_NAME, CHECKSUMS_NAME, *left)
     for folder, prefixes in ((out, ("batches-", MANIFEST_NAME)), (private, names)):
         begun = tuple(f".{prefix}" for prefix in prefixes)

@@ -31,9 +31,9 @@ from pipelines.core.batches.manifest import (
     Manifest,
     RecordChecksum,
 )
+from pipelines.core.choices import Choices, PlanSampler, arrange_steps
 from pipelines.files.outputs import Sink
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
-from pipelines.sampling.samplers import Participations, arrange_steps, sample_block
 
 _STEP = np.dtype("<u4")
 _PRIORITY = np.dtype("<u8")
@@ -173,18 +173,18 @@ def split_by_step(step: np.ndarray, edges: np.ndarray) -> list[np.ndarray]:
     return np.split(order, ends[:-1])
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class PackedRows:
     """Rows and their participations by range of steps.  Sensitive.
 
     Attributes:
       columns: Name -> items of the rows.
-      chosen: Participations of the rows.
+      chosen: Choices of the rows.
       parts: For each range of steps, the indices of its participations in ``chosen``.
     """
 
     columns: Mapping[str, np.ndarray]
-    chosen: Participations
+    chosen: Choices
     parts: list[np.ndarray]
 
     @property
@@ -195,12 +195,11 @@ class PackedRows:
 
     def piece(self, number: int) -> bytes:
         """Returns steps, priorities and columns of the rows of a range of steps."""
-        part = self.parts[number]
-        row = self.chosen.row[part]
+        row, step, priority = (each[self.parts[number]] for each in self.chosen)
         return b"".join(
             [
-                self.chosen.step[part].astype(_STEP).tobytes(),
-                self.chosen.priority[part].astype(_PRIORITY).tobytes(),
+                step.astype(_STEP).tobytes(),
+                priority.astype(_PRIORITY).tobytes(),
                 *(np.take(items, row).tobytes() for items in self.columns.values()),
             ]
         )
@@ -218,10 +217,9 @@ def as_items(values: np.ndarray) -> np.ndarray:
 
 def sample_and_pack(
     layout: Layout,
-    key: bytes,
+    sampler: PlanSampler,
     blocks: Sequence[Block],
     is_listed: IsListed,
-    boundaries: np.ndarray | None = None,
     *,
     edges: np.ndarray,
 ) -> PackedRows:
@@ -229,10 +227,9 @@ def sample_and_pack(
 
     Args:
       layout: Layout of the job.
-      key: Secret, from ``KnownInput.data_set_key``.
+      sampler: Of the plan, with ``KnownInput.data_set_key``.
       blocks: Blocks to read, in order.
       is_listed: As in ``read_block``.
-      boundaries: Boundaries of a shuffle, from ``shuffle.find_boundaries``.
       edges: Edges of the ranges of steps, as in ``split_by_step``.
 
     Raises:
@@ -242,8 +239,8 @@ def sample_and_pack(
     for block in blocks:
         columns = read_block(block, layout.columns, is_listed)
         tables.append({name: as_items(values) for name, values in columns.items()})
-        found = sample_block(layout.plan, key, block.rows, boundaries)
-        chosen.append((found.row + first, found.step, found.priority))
+        row, step, priority = sampler.choose(block.span)
+        chosen.append((row + first, step, priority))
         first += block.num_rows
     row, step, priority = map(_joined, zip(*chosen, strict=True))
     return PackedRows(
@@ -252,28 +249,13 @@ def sample_and_pack(
             column.name: _joined([table.pop(column.name) for table in tables])
             for column in layout.columns
         },
-        chosen=Participations(row=row, step=step, priority=priority),
+        chosen=(row, step, priority),
         parts=split_by_step(step, edges),
     )
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def pack_again(
-    pieces: Iterable[bytes], columns: tuple[Column, ...], edges: np.ndarray
-) -> PackedRows:
-    """Returns packed rows split into smaller ranges of steps.
-
-    Other arguments as for ``unpack``.
-
-    Args:
-      edges: Edges of the smaller ranges, as in ``split_by_step``.
-    """
-    step, priority, items = unpack(pieces, columns)
-    chosen = Participations(row=np.arange(len(step)), step=step, priority=priority)
-    return PackedRows(columns=items, chosen=chosen, parts=split_by_step(step, edges))
 
 
 #: The steps of a unit, and its pieces in the order of blocks.

@@ -5,8 +5,7 @@ Formal guarantees:
   - The same command finishes a job that was killed: sampled blocks and complete files
     are not made again, and the result is byte-identical to that of an undisturbed run.
   - On the local runner memory stays within ``memory_limit``, whatever the size of the
-    data; on any runner so does the search for the boundaries of a shuffle.  In a Python
-    worker of an engine it stays within ``sizing.worker_bytes``.
+    data.  In a Python worker of an engine it stays within ``sizing.worker_bytes``.
   - Rows go through files unless ``choose_shuffle`` decides otherwise.
   - Those of ``job_folder`` and ``transforms``.
 
@@ -16,33 +15,38 @@ Public: plan and layout.  Sensitive: the key and ``private/``.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pathlib
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import apache_beam as beam
+import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
+from accounting.core.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
 from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
+from pipelines.core.choices import BlockSpan, make_sampler
 from pipelines.core.files import locks
+from pipelines.core.threads import in_order, num_cores
 from pipelines.files import outputs, storage
 from pipelines.files.key_sources import read_key_file
 from pipelines.files.storage import StrPath, absolute, is_remote, join
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
-from pipelines.job import progress
+from pipelines.job import runtime
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.job.boundaries import BoundariesFile, complete
+from pipelines.job.do_fns import Secrets
 from pipelines.job.engine_tasks import run_to_end
 from pipelines.job.job_folder import (
-    BOUNDARIES_NAME,
     SPILL_NAME,
+    STARTS_NAME,
     check_dataset,
     check_out,
     finish_job,
@@ -57,11 +61,9 @@ from pipelines.job.sizing import (
     DEFAULT_MEMORY_LIMIT,
     local_threads,
     make_layout,
-    search_threads,
 )
-from pipelines.job.spill import BLOCK_PREFIX, FanIn, Spill, choose_fan_in
-from pipelines.job.steps.map_step import Secrets
-from pipelines.job.transforms import WriteBatches
+from pipelines.job.spill import BLOCK_PREFIX, Spill, blocks_per_file
+from pipelines.job.transforms import WriteBatches, check_begin
 
 #: Beam's in-process runner, which holds what it groups in memory.
 LOCAL = "FnApiRunner"
@@ -145,19 +147,17 @@ def write_batches(
         place = spill_place(root, scratch, local)
         shuffle = choose_shuffle(shuffle, runner)
         check_dataset(layout, dataset)  # before what asks how large its blocks are
-        searching = search_threads(layout.plan, dataset, memory_limit)
         threads = local_threads(layout, dataset, memory_limit) if local else 1
         key_path, batches_id = open_job(root, layout, dataset, key)
         folder = _spill_folder(root, place, batches_id)
-        fan_in = None if local else choose_fan_in(layout, dataset)
         with lock_job(root):
             if pending := pending_groups(root, layout):
-                secrets = _secrets(
-                    layout, dataset, root, key_path,
-                    batches_id=batches_id, num_threads=searching,
-                )  # fmt: skip
+                secrets = _secrets(layout, dataset, root, key_path)
+                shared = contextlib.nullcontext(
+                    None if shuffle == ENGINE else shared_spill(folder, layout, dataset)
+                )
                 with (
-                    _open_shuffle(shuffle, folder, fan_in, threads) as spill,
+                    _local_shuffle(folder, threads) if local else shared as spill,
                     _progress(layout, dataset, root, pending, spill, local),
                 ):
                     write = WriteBatches(
@@ -183,20 +183,20 @@ def _progress(
     if local:
         written = set(range(layout.num_groups)) - set(pending)
         done = sum(len(layout.steps(group)) for group in written)
-        progress.advance(progress.STEPS, done)
+        runtime.advance(runtime.STEPS, done)
         yield
         return
 
     def count() -> dict[str, int]:
-        done = {progress.STEPS: num_steps_written(out, layout)}
+        done = {runtime.STEPS: num_steps_written(out, layout)}
         if spill:
             names = storage.names(spill.folder)
             files = sum(name.startswith(BLOCK_PREFIX) for name in names)
-            sampled = files * spill.fan_in.blocks_per_file
-            done[progress.BLOCKS] = min(sampled, len(dataset.blocks))
+            sampled = files * spill.blocks_per_file
+            done[runtime.BLOCKS] = min(sampled, len(dataset.blocks))
         return done
 
-    with progress.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS):
+    with runtime.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS):
         yield
 
 
@@ -261,38 +261,22 @@ def _own_folder(folder: str) -> None:
     outputs.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
 
 
-def _open_shuffle(
-    shuffle: str, folder: str, fan_in: FanIn | None, num_threads: int
-) -> contextlib.AbstractContextManager[Spill | None]:
-    """Opens the folder of a shuffle; yields None if rows travel through the engine.
-
-    Args:
-      shuffle: FILES or ENGINE.
-      folder: Folder of the job's shuffle.
-      fan_in: Fan-in of the shuffle; None on the local runner.
-      num_threads: Number of threads of the local runner.
-    """
-    if fan_in is None:
-        return _local_shuffle(folder, num_threads)
-    spill = None if shuffle == ENGINE else shared_spill(folder, fan_in)
-    return contextlib.nullcontext(spill)
-
-
-def shared_spill(folder: str, fan_in: FanIn) -> Spill:
+def shared_spill(folder: str, layout: Layout, dataset: Dataset) -> Spill:
     """Makes a folder for the shuffle of several workers.
 
     Its files are flushed to the disk, so that they are complete after a power loss.
 
     Args:
       folder: Folder of the job's shuffle.
-      fan_in: From ``choose_fan_in``.
+      layout: Layout of the job.
+      dataset: Input of the job.
     """
-    # Another release may choose another fan-in for the same job.
-    name = "-".join(map(str, ("flushed", *dataclasses.astuple(fan_in))))
-    flushed = join(folder, name)
+    count = blocks_per_file(layout, dataset)
+    # Another release may choose another number for the same job.
+    flushed = join(folder, f"flushed-{count}")
     for each in (folder, flushed):
         storage.make_folder(each)
-    return Spill(folder=flushed, fan_in=fan_in)
+    return Spill(folder=flushed, blocks_per_file=count)
 
 
 @contextlib.contextmanager
@@ -319,25 +303,30 @@ def _boot_id() -> str:
         return uuid.uuid4().hex
 
 
-def _secrets(
-    layout: Layout,
-    dataset: Dataset,
-    out: str,
-    key_file: str,
-    *,
-    batches_id: str,
-    num_threads: int,
-) -> Secrets:
-    """Returns where workers find their secrets, after the search for boundaries."""
+def _secrets(layout: Layout, dataset: Dataset, out: str, key_file: str) -> Secrets:
+    """Returns where workers find their secrets, after the search for a shuffle's order.
+
+    The ranks that start its steps stay in ``out``/private until the batches are there.
+    """
     if not layout.plan.num_shuffles:
         return Secrets(key_file=key_file)
-    rows = [(block.rows.name, block.rows.num_rows) for block in dataset.blocks]
-    path = join(out, PRIVATE_NAME, BOUNDARIES_NAME)
-    file = BoundariesFile(path=path, batches_id=batches_id)
-    sampling_key = read_key_file(key_file)
+    sampling_key, num_threads = read_key_file(key_file), num_cores()
     key = know_input(sampling_key, dataset).data_set_key(sampling_key)
-    complete(file, layout.plan, key, rows, num_threads=num_threads)
-    return Secrets(key_file=key_file, boundaries=file)
+
+    def run(
+        function: Callable[[BlockSpan], Any], blocks: Sequence[BlockSpan]
+    ) -> Iterator[Any]:
+        for found in in_order(pool, function, blocks, num_threads + 1):
+            runtime.advance(runtime.STARTS)
+            yield found
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        blocks = [block.span for block in dataset.blocks]
+        sampler = make_sampler(layout.plan, key, blocks, run)
+    path = join(out, PRIVATE_NAME, STARTS_NAME)
+    starts = np.array(sampler.starts, "<u8").tobytes()
+    storage.write_atomically(path, starts, mode=0o600)
+    return Secrets(key_file=key_file, starts=path)
 
 
 def make_batches(source: str, out: str, settings: BatchSettings) -> Manifest:
@@ -367,3 +356,96 @@ def open_input(
     layout = make_layout(plan, dataset, settings.physical_batch_size)
     check_out(out)
     return dataset, layout
+
+
+@beam.typehints.with_output_types(str)
+class PoissonBatches(beam.PTransform):
+    """Samples rows and writes the batches of a whole training run.
+
+    Applied to a pipeline.  Output: the names of the files written.  Once the pipeline
+    has ended, ``finish`` writes the manifest.
+
+    Args:
+      plan: How batches are sampled; ``poisson`` or ``truncated-poisson``.
+      dataset: From ``list_blocks``.
+      out: Empty or new folder, or that of the same unfinished job, at the same path on
+        every worker.
+      key_file: File of the sampling key, mode 0600, at the same path on every worker;
+        made if missing.  By default in ``out``/private.
+      physical_batch_size: Number of rows per record; by default a step is one record,
+        or several if it is large.
+      shuffle: "files": rows wait in ``out``/private, which every worker must reach;
+        "engine": they travel through the engine; "auto": "engine" on Dataflow, else
+        "files".
+
+    Raises:
+      InputError: another sampler, a size out of range, or ``dataset`` of another type.
+
+    Example:
+      >>> batches = PoissonBatches(plan, dataset, "batches")  # doctest: +SKIP
+      >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:  # doctest: +SKIP
+      ...     _ = pipeline | batches
+      >>> manifest = batches.finish()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        plan: DpSgdPlan,
+        dataset: Dataset,
+        out: StrPath,
+        *,
+        key_file: StrPath | None = None,
+        physical_batch_size: int | None = None,
+        shuffle: str = AUTO,
+    ) -> None:
+        super().__init__()
+        check_choice("sampler", plan.sampler, (POISSON, TRUNCATED_POISSON))
+        if not isinstance(dataset, Dataset):
+            raise InputError(
+                f"Expected the data set, not {type(dataset).__name__}. Write "
+                "`dataset = list_blocks(folder)`, then PoissonBatches(plan, dataset, "
+                "...)."
+            )
+        self._layout = make_layout(plan, dataset, physical_batch_size)
+        self._dataset = dataset
+        self._shuffle = shuffle
+        self._out = absolute(out)
+        self._key_file = None if key_file is None else absolute(key_file)
+
+    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
+        """Opens the folder and wires the groups that are not written yet.
+
+        Raises:
+          InputError: there is a step before, or the folder, the key or the options of
+            the pipeline are refused.
+        """
+        check_begin(begin)
+        runner_of(begin.pipeline.options)  # refuses runners that may lose elements
+        runner = type(begin.pipeline.runner).__name__
+        shuffle = choose_shuffle(self._shuffle, runner)
+        key_file, _ = self._open()
+        folder = join(self._out, PRIVATE_NAME, SPILL_NAME)
+        spill = None
+        if shuffle != ENGINE:
+            spill = shared_spill(folder, self._layout, self._dataset)
+        return begin | "WriteBatches" >> WriteBatches(
+            self._layout,
+            self._out,
+            Secrets(key_file=key_file),
+            dataset=self._dataset,
+            groups=pending_groups(self._out, self._layout),
+            spill=spill,
+        )
+
+    def finish(self) -> Manifest:
+        """Writes the manifest, once the pipeline has ended.
+
+        Raises:
+          InputError: the pipeline did not write every file.
+        """
+        _, batches_id = self._open()
+        with lock_job(self._out):
+            return finish_job(self._out, self._layout, self._dataset, batches_id)
+
+    def _open(self) -> tuple[str, str]:
+        return open_job(self._out, self._layout, self._dataset, self._key_file)

@@ -16,16 +16,11 @@ import math
 from accounting.core.plan import DpSgdPlan, check_epochs
 from accounting.core.validation import InputError, check_int
 from pipelines.core.batches.columns import record_bytes, row_bytes
+from pipelines.core.choices import bucket_bits, check_assigned
 from pipelines.core.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes, unit_bytes
-from pipelines.job.spill import FILE_BYTES, FanIn
-from pipelines.sampling.samplers import check_assigned
-from pipelines.sampling.shuffle import (
-    boundaries_bytes,
-    num_epochs_drawn,
-    search_bytes,
-)
+from pipelines.job.spill import file_bytes
 
 #: Maximum rows and bytes of a record by default: a small step is one record, and
 #: readers hold no large record.
@@ -44,6 +39,8 @@ _COPIES = 6
 _PARTICIPATION_BYTES = 96
 #: Memory of a worker per byte of a file of a shuffle: read, gathered, written.
 _FILE_COPIES = 3
+#: Bytes per bucket of ranks, and per kept rank, of a search for a shuffle's order.
+_BUCKET_BYTES, _RANK_BYTES = 48, 96
 #: Bytes that Beam queues between a Python worker and a slower engine: two queues to
 #: send and one to receive, of 100 MiB each.
 _CHANNEL_BYTES = 300 << 20
@@ -125,7 +122,7 @@ def worker_bytes(
     dataset: Dataset,
     *,
     by_value: bool = False,
-    fan_in: FanIn | None = None,
+    by_files: bool = False,
 ) -> int:
     """Returns the memory in bytes that a Python worker of an engine needs.
 
@@ -136,13 +133,23 @@ def worker_bytes(
       layout: Layout of the job.
       dataset: Input of the job.
       by_value: Whether rows travel through the engine, a group at a time.
-      fan_in: Fan-in of a shuffle through files; None on the local runner.
+      by_files: Whether they travel through files that several blocks share.
     """
     channel = _CHANNEL_BYTES if by_value else 0
-    shared = _BASE_BYTES + boundaries_bytes(layout.plan)
-    file = _FILE_COPIES * FILE_BYTES if fan_in else 0
+    file = _FILE_COPIES * file_bytes(layout) if by_files else 0
     largest = group_bytes(layout) if by_value else unit_bytes(layout)
-    return shared + channel + max(file, _work_bytes(layout, dataset, largest))
+    work = max(file, _work_bytes(layout, dataset, largest))
+    return _BASE_BYTES + shuffle_bytes(layout.plan) + channel + work
+
+
+def shuffle_bytes(plan: DpSgdPlan) -> int:
+    """Returns the memory for the order of a shuffle, and for the search for it."""
+    if not plan.num_shuffles:
+        return 0
+    buckets = 1 << bucket_bits(plan)
+    kept = plan.steps_per_epoch * (plan.num_examples // buckets + 1)
+    starts = 32 * plan.num_shuffles * plan.steps_per_epoch
+    return 2 * starts + _BUCKET_BYTES * buckets + _RANK_BYTES * kept
 
 
 def _work_bytes(layout: Layout, dataset: Dataset, largest: int) -> int:
@@ -167,7 +174,7 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
       InputError: not even one.
     """
     each = _work_bytes(layout, dataset, unit_bytes(layout))
-    shared = _BASE_BYTES + boundaries_bytes(layout.plan)
+    shared = _BASE_BYTES + shuffle_bytes(layout.plan)
     if memory_limit < shared + each:
         least = "to suffice for" if dataset.bounded else f">= {shared + each} bytes for"
         raise InputError(
@@ -176,31 +183,3 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
             "with smaller --row-group-rows."
         )
     return min(num_cores(), (memory_limit - shared) // each)
-
-
-def search_threads(plan: DpSgdPlan, dataset: Dataset, memory_limit: int) -> int:
-    """Returns how many threads can search the order of a shuffle within memory.
-
-    Other arguments as for ``local_threads``.
-
-    Args:
-      plan: Plan of the job; if it is no shuffle, the result is 1.
-
-    Raises:
-      InputError: not even one.
-    """
-    if not num_epochs_drawn(plan):
-        return 1
-
-    def needed(threads: int) -> int:
-        largest_block = max(block.num_rows for block in dataset.blocks)
-        search = search_bytes(plan, largest_block, threads)
-        return _BASE_BYTES + 2 * boundaries_bytes(plan) + search
-
-    fitting = [n for n in range(1, num_cores() + 1) if needed(n) <= memory_limit]
-    if not fitting:
-        raise InputError(
-            f"Expected memory_limit={memory_limit} >= {needed(1)} bytes, which finding "
-            "the order of the shuffle needs. Raise --memory-limit or --batch-size."
-        )
-    return max(fitting)

@@ -3,8 +3,8 @@
 Rows reach their steps through files that every worker reaches, so that the engine
 carries only the numbers of blocks and groups:
 
-    blocks -> sample, pack, spill -> await all blocks [-> sort parts -> await all parts]
-    -> groups -> order, truncate, pad, write
+    blocks -> sample, pack, spill -> await all blocks -> groups -> order, truncate, pad,
+    write
 
 or through the engine:
 
@@ -12,8 +12,7 @@ or through the engine:
 
 Elements are blocks, not rows.  For each range of steps the map step makes one piece, of
 the rows that chose a step in it, even if there are none.  The reduce step holds a group
-at a time or, through files, a unit of one: some tens of megabytes.  ``fan_in`` chooses
-how many blocks share a file, and whether parts are sorted.
+at a time or, through files, a unit of one: some tens of megabytes.
 
 Formal guarantees:
   - Every step of every requested group is written, even if no example chose it.
@@ -38,22 +37,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
-import numpy as np
 
 from accounting.core.validation import InputError
 from pipelines.files.key_sources import read_key_file
 from pipelines.inputs.known_input import KnownInput, know_input
-from pipelines.inputs.parquet_blocks import Block, Dataset
-from pipelines.job.job_folder import check_dataset
-from pipelines.job.packing import Layout
-from pipelines.job.spill import FanIn, Spill
-from pipelines.job.steps.map_step import (
+from pipelines.inputs.parquet_blocks import Dataset
+from pipelines.job.do_fns import (
     SampleBlockFn,
     Secrets,
     SpillBlocksFn,
+    WriteGroupFn,
+    WriteSpilledFn,
     check_delivery,
 )
-from pipelines.job.steps.reduce_step import SortPartFn, WriteGroupFn, WriteSpilledFn
+from pipelines.job.job_folder import check_dataset
+from pipelines.job.packing import Layout
+from pipelines.job.spill import Spill
 
 
 @beam.typehints.with_input_types(tuple[int, Iterable[int]])
@@ -68,24 +67,6 @@ class _AwaitFn(beam.DoFn):
     def process(self, all_numbers: tuple[int, Iterable[int]]) -> Iterator[int]:
         check_delivery(all_numbers[1], self._done)
         yield from self._then
-
-
-@beam.typehints.with_input_types(tuple[int, int])
-@beam.typehints.with_output_types(int)
-class _Await(beam.PTransform):
-    """(0, number) of each element -> numbers of the elements that follow them all."""
-
-    def __init__(self, done: Sequence[int], then: Sequence[int]) -> None:
-        super().__init__()
-        self._then = _AwaitFn(done, then)
-
-    def expand(self, numbers: beam.PCollection) -> beam.PCollection:
-        return (
-            numbers
-            | "All" >> beam.GroupByKey()  # (0, [number])
-            | "Then" >> beam.ParDo(self._then)
-            | "Spread" >> beam.Reshuffle()
-        )
 
 
 def check_begin(begin: object) -> None:
@@ -159,43 +140,20 @@ class WriteBatches(beam.PTransform):
     def _through_files(
         self, begin: beam.pvalue.PBegin, known: KnownInput, spill: Spill
     ) -> beam.PCollection:
-        layout, directory = self._layout, self._directory
-        num_blocks = len(self._dataset.blocks)
-        sample = SpillBlocksFn(layout, self._secrets, known, spill)
-        write = WriteSpilledFn(layout, directory, num_blocks, spill)
-        done: Sequence[int] = range(num_blocks)
-        found = (
-            begin
-            | "Files" >> beam.Create(self._files(spill.fan_in))  # blocks of a file
-            | "SampleAndPack" >> beam.ParDo(sample)  # (0, ordinal)
-        )
-        if spill.fan_in.files_per_merge:
-            tasks = self._sorting_tasks(spill.fan_in)
-            sort = SortPartFn(layout, num_blocks, spill)
-            found = (
-                found
-                | "AwaitBlocks" >> _Await(done, tasks)  # task
-                | "SortParts" >> beam.ParDo(sort)  # (0, task)
-            )
-            done = tasks
+        blocks, size = self._dataset.blocks, spill.blocks_per_file
+        files = [blocks[at : at + size] for at in range(0, len(blocks), size)]
+        sample = SpillBlocksFn(self._layout, self._secrets, known, spill)
+        then = _AwaitFn(range(len(blocks)), self._groups)
+        write = WriteSpilledFn(self._layout, self._directory, len(blocks), spill)
         return (
-            found
-            | "AwaitFiles" >> _Await(done, self._groups)  # group
+            begin
+            | "Files" >> beam.Create(files)  # blocks of a file
+            | "SampleAndPack" >> beam.ParDo(sample)  # (0, ordinal)
+            | "AllBlocks" >> beam.GroupByKey()  # (0, [ordinal])
+            | "Groups" >> beam.ParDo(then)  # group
+            | "Spread" >> beam.Reshuffle()
             | "OrderTruncatePadWrite" >> beam.ParDo(write)  # file name
         )
-
-    def _files(self, fan_in: FanIn) -> list[tuple[Block, ...]]:
-        """Returns the blocks of each file of the map step."""
-        blocks, size = self._dataset.blocks, fan_in.blocks_per_file
-        return [blocks[at : at + size] for at in range(0, len(blocks), size)]
-
-    def _sorting_tasks(self, fan_in: FanIn) -> list[int]:
-        """Returns the tasks of the second pass for the groups to write."""
-        layout, merges = self._layout, fan_in.num_merges(len(self._dataset.blocks))
-        first = np.asarray(self._groups, np.int64) * layout.units_per_group
-        units = first[:, None] + np.arange(layout.units_per_group)
-        parts = np.unique(units // fan_in.units_per_part)
-        return (parts[:, None] * merges + np.arange(merges)).ravel().tolist()
 
     def _through_engine(
         self, begin: beam.pvalue.PBegin, known: KnownInput

@@ -55,8 +55,7 @@ from pipelines.inputs.parquet_blocks import (
     table_columns,
 )
 from pipelines.inputs.source_table import read_from
-from pipelines.job import progress
-from pipelines.job.runtime import Runtime
+from pipelines.job.runtime import TASKS, Runtime, advance, listen, poll
 from pipelines.tables.bounding import (
     USER,
     BoundSettings,
@@ -285,9 +284,9 @@ class _Job:
                         else:
                             writer.write(table.filter(pa.array(rows.splits == number)))
                     read = min(file.size, int(rows.num_read * row_bytes))
-                    progress.advance(progress.TASKS, read - done)
+                    advance(TASKS, read - done)
                     done = read
-                progress.advance(progress.TASKS, file.size - done)
+                advance(TASKS, file.size - done)
                 total.merge(reader.malformed)
         path, data = self.count_path(task), _COUNTS.dump_json(total)
         write_atomically(path, data, mode=0o600)
@@ -486,12 +485,12 @@ def _told(job: _Job, runtime: Runtime) -> Iterator[None]:
 
     def count() -> dict[str, int]:
         found = (job.count_path(task).exists() for task in range(len(sizes)))
-        return {progress.TASKS: sum(itertools.compress(sizes, found))}
+        return {TASKS: sum(itertools.compress(sizes, found))}
 
     with contextlib.ExitStack() as opened:
-        opened.enter_context(progress.listen(tell))
+        opened.enter_context(listen(tell))
         if runtime.run_tasks is not None:  # their workers are elsewhere
-            opened.enter_context(progress.poll(count, _SECONDS))
+            opened.enter_context(poll(count, _SECONDS))
         yield
     runtime.on_progress(CONVERT, 100, 100)
 

@@ -62,7 +62,7 @@ CHAINS = [
     (HEAVY - {"numpy"}, "trainer.settings.requests"),
     (SLOW, "trainer.cli.account_commands trainer.cli.run_commands"),
     (FRAMEWORKS, """pipelines.core.resample pipelines.certify
-     pipelines.sampling.samplers pipelines.core.batches.batch_format
+     pipelines.core.choices pipelines.core.batches.batch_format
      pipelines.files.key_sources pipelines.batches.reader pipelines.batches.verify
      pipelines.cli.data_commands pipelines.cli.batch_commands
      trainer.experiments.compare trainer.auditing trainer.html_report.page"""),

@@ -7,7 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable
 
 import grpc
@@ -15,16 +14,14 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
-from accounting.core.plan import POISSON, SAMPLERS, TRUNCATED_POISSON
+from accounting.core.plan import POISSON, SAMPLERS
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job import poisson_batching
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.runtime import Runtime
-from pipelines.job.spill import FanIn
 from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.prepare import TableOptions, UserOptions, prepare
 from pipelines.tables.synthetic import SynthOptions, write_synth
@@ -63,28 +60,6 @@ def test_bytes_are_those_of_the_local_runner(
     )
     assert not verify(tmp_path / "out").findings
     assert contents(tmp_path / "out") == contents(local_batches(sampler))
-
-
-def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
-    engine_options: list[str],
-    dataset: Dataset,
-    layout_of: LayoutOf,
-    sampling_key: pathlib.Path,
-    local_batches: LocalBatches,
-    s3_bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    chosen = FanIn(blocks_per_file=3, units_per_part=4, files_per_merge=2)
-    monkeypatch.setattr(poisson_batching, "choose_fan_in", lambda *_: chosen)
-    out, local = f"{s3_bucket}/{uuid.uuid4().hex}", local_batches(TRUNCATED_POISSON)
-    write_batches(
-        dataset=dataset,
-        layout=layout_of(TRUNCATED_POISSON),
-        out=out,
-        key_file=sampling_key,
-        options=PipelineOptions(engine_options),
-    )
-    assert contents(out) == contents(local)
 
 
 def test_bounded_users_are_those_of_this_process(

@@ -13,9 +13,9 @@ _WAITING = """
 import os, threading
 import dpsgd.command_line
 from pipelines.job import engine_tasks
-from pipelines.job.steps import map_step
+from pipelines.job import do_fns
 
-cancel, write_spill = engine_tasks._cancel, map_step.write_spill
+cancel, write_spill = engine_tasks._cancel, do_fns.write_spill
 cancelled = threading.Event()
 
 def cancel_and_go_on(jobs):
@@ -28,7 +28,7 @@ def write_and_wait(*arguments, **options):
     cancelled.wait()
 
 engine_tasks._cancel = cancel_and_go_on
-map_step.write_spill = write_and_wait
+do_fns.write_spill = write_and_wait
 dpsgd.command_line.main()
 """
 

@@ -37,13 +37,13 @@ from accounting.cross_check import second_opinion
 from accounting.planning import comparison
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
+from pipelines.core import choices
+from pipelines.core.choices import BlockSpan, Choices, PlanSampler, make_sampler
 from pipelines.core.keys import Stream, derive
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
-from pipelines.sampling import samplers
-from pipelines.sampling.samplers import BlockRows
 from tests.sampler_fields import may_register
 from trainer import auditing
 
@@ -76,13 +76,12 @@ def _noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBou
     return NoiseBounds(sufficient=value, method="the coins are revealed")
 
 
-def _assign(
-    plan: DpSgdPlan, key: bytes, block: BlockRows, _: np.ndarray | None
-) -> samplers.Choices:
+def _assign(sampler: PlanSampler, block: BlockSpan) -> Choices:
+    plan, key = sampler.plan, sampler.key
     coins = Stream(derive(key, "coins", plan.fingerprint)).words(plan.num_steps)
     heads = np.flatnonzero(coins < np.uint64(int(plan.sampling_probability * 2**64)))
     step, row = np.divmod(np.arange(len(heads) * block.num_rows), block.num_rows)
-    order = Stream(derive(key, "order", plan.fingerprint, block.name))
+    order = Stream(derive(key, "order", plan.fingerprint, block.label))
     return row, heads[step], order.words(len(row))
 
 
@@ -110,7 +109,7 @@ Register = Callable[..., DpSgdPlan]
 def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers a toy sampler until the test ends, and returns a plan of it."""
     may_register(monkeypatch)
-    monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
+    monkeypatch.setattr(choices, "_SAMPLERS", dict(choices._SAMPLERS))
     monkeypatch.setattr(cross_check, "_EVENTS", dict(cross_check._EVENTS))
     monkeypatch.setattr(worst_cases, "_AUDITS", dict(worst_cases._AUDITS))
 
@@ -122,7 +121,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     ) -> DpSgdPlan:
         sampler_registry.register(NAME, rules, sampler)
         if assigns:
-            samplers.register(NAME, _assign)
+            choices.register(NAME, _assign)
         return DpSgdPlan(**{**PLAN, **changes})  # type: ignore[arg-type]
 
     return register
@@ -286,9 +285,7 @@ QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
     ("audit", auditing.worst_case, "to provide a worst case and a score"),
     (
         "assignment",
-        lambda plan: samplers.sample_block(
-            plan, bytes(32), BlockRows(name="a", num_rows=1)
-        ),
+        lambda plan: make_sampler(plan, bytes(32), []),
         "to provide an assignment of rows to steps",
     ),
 ]
@@ -327,13 +324,13 @@ def test_a_name_means_one_sampler(registered: Register) -> None:
         with pytest.raises(InputError, match="not to be registered yet"):
             sampler_registry.register(taken, RULES, WHOLE)
         with pytest.raises(InputError, match="not to be registered yet"):
-            samplers.register(taken, _assign)
+            choices.register(taken, _assign)
     worst_cases.register(NAME, AUDIT)
     for taken in (NAME, "poisson"):
         with pytest.raises(InputError, match="not to have an audit yet"):
             worst_cases.register(taken, AUDIT)
     with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
-        samplers.register("unheard-of", _assign)
+        choices.register("unheard-of", _assign)
     with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
         worst_cases.register("unheard-of", AUDIT)
 
@@ -345,4 +342,4 @@ def test_the_samplers_of_the_package_bring_what_a_run_needs(name: str) -> None:
     assert REPLACE_SPECIAL in brought.relations
     assert brought.wording is not None
     assert name in worst_cases._AUDITS
-    assert name in samplers._SAMPLERS
+    assert name in choices._SAMPLERS

@@ -16,7 +16,7 @@ from pipelines.batches.folder import read_checksums
 from pipelines.inputs.parquet_blocks import list_blocks, list_row_groups
 from pipelines.inputs.source_table import SourceTable, source_digests, table_of
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.job.quiet_beam import make_batches_quietly
+from pipelines.job.runtime import make_batches_quietly
 from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.prepare import TableOptions, UserOptions, prepare
 from pipelines.tables.schema import Schema

@@ -17,7 +17,7 @@ from apache_beam.runners.runner import PipelineRunner
 
 from accounting.core.validation import InputError
 from pipelines.files.processes import StoppedError, stoppable
-from pipelines.job import engine_tasks, progress
+from pipelines.job import engine_tasks, runtime
 from pipelines.job.runtime import StorageError
 from tests.pipelines.conftest import Command, write_table
 
@@ -172,7 +172,7 @@ def long_block(number: int) -> Iterator[int]:
     this._BEGUN.append(number)
     os.kill(os.getpid(), number)
     assert this._ENDING.wait(600)
-    progress.advance("blocks")
+    runtime.advance("blocks")
     yield number
 
 

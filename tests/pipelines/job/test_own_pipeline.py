@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -16,12 +15,8 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.verify import verify
-from pipelines.core.batches.columns import Column
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job.job_folder import open_job
-from pipelines.job.poisson_batches import PoissonBatches
-from pipelines.job.steps.map_step import Secrets
-from pipelines.job.transforms import WriteBatches
+from pipelines.job.poisson_batching import PoissonBatches
 from tests.pipelines.conftest import SmallJobs, contents, small_layout
 
 
@@ -113,23 +108,6 @@ def test_what_cannot_be_kept_is_refused_when_the_pipeline_is_built(
         with pytest.raises(InputError, match=message):
             build(*how)
     assert not new.exists()
-
-
-def test_a_layout_of_other_columns_is_refused(
-    tmp_path: pathlib.Path, dataset: Dataset
-) -> None:
-    layout = small_layout(dataset)
-    columns = (*layout.columns[:-1], Column(name="label", dtype="int64"))
-    layout = dataclasses.replace(layout, columns=columns)
-    other = small_layout(dataset, num_examples=99)
-    secrets = Secrets(key_file="none")
-    with pytest.raises(InputError, match=r"column label .*make_layout"):
-        open_job(tmp_path / "o", layout, dataset, None)
-    with pytest.raises(InputError, match=r"column label .*make_layout"):
-        WriteBatches(layout, str(tmp_path / "o"), secrets, dataset=dataset)
-    with pytest.raises(InputError, match="num_examples=99"):
-        WriteBatches(other, "o", secrets, dataset=dataset)
-    assert not (tmp_path / "o").exists()
 
 
 def test_a_step_before_it_is_refused(

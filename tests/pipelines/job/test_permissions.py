@@ -75,7 +75,7 @@ def test_an_unfinished_job_is_closed_and_so_is_its_shuffle(
     with pytest.raises(InputError, match="is lost"):
         jobs.write("o", layout)
     names = {path.name.split("-")[0] for path in out.rglob("*")}
-    assert {"batches", "boundaries", "block", "job.json"} <= names
+    assert {"batches", "starts", "block", "job.json"} <= names
     check_closed(out)
 
 

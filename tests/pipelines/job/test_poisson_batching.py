@@ -16,13 +16,12 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
+from pipelines.core.choices import Choices, PlanSampler, make_sampler
 from pipelines.files.key_sources import create_key_file, insecure_key
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job import job_folder, packing, poisson_batching, sizing, transforms
+from pipelines.job import do_fns, job_folder, poisson_batching, sizing, transforms
 from pipelines.job.packing import Layout, sample_and_pack
 from pipelines.job.sizing import local_threads, worker_bytes
-from pipelines.job.steps import reduce_step
-from pipelines.sampling.samplers import Participations, sample_block
 from tests.pipelines.conftest import SmallJobs, contents, small_layout
 
 
@@ -53,11 +52,11 @@ def test_every_step_is_written_also_when_no_example_chose_it(
 def elements_of(layout: Layout, dataset: Dataset) -> dict[int, list[tuple[int, bytes]]]:
     """What the map step emits, by group, in the order of the blocks."""
     elements: dict[int, list[tuple[int, bytes]]] = {}
+    sampler = make_sampler(layout.plan, insecure_key(0), [])
     for block in dataset.blocks:
         packed = sample_and_pack(
-            layout, insecure_key(0), [block], dataset.is_listed,
-            edges=layout.group_edges(),
-        )  # fmt: skip
+            layout, sampler, [block], dataset.is_listed, edges=layout.group_edges()
+        )
         for group in range(layout.num_groups):
             piece = packed.piece(group)
             assert len(piece) == packed.sizes[group]
@@ -65,9 +64,9 @@ def elements_of(layout: Layout, dataset: Dataset) -> dict[int, list[tuple[int, b
     return elements
 
 
-def writer(layout: Layout, folder: pathlib.Path) -> reduce_step.WriteGroupFn:
+def writer(layout: Layout, folder: pathlib.Path) -> do_fns.WriteGroupFn:
     (folder / "private" / "files").mkdir(parents=True)
-    write = reduce_step.WriteGroupFn(layout, str(folder), num_blocks=5)
+    write = do_fns.WriteGroupFn(layout, str(folder), num_blocks=5)
     write.start_bundle()
     return write
 
@@ -75,12 +74,14 @@ def writer(layout: Layout, folder: pathlib.Path) -> reduce_step.WriteGroupFn:
 def test_bytes_do_not_depend_on_the_order_of_arrival(
     tmp_path: pathlib.Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def equal_priorities(*arguments: object) -> Participations:
-        chosen = sample_block(*arguments)  # type: ignore[arg-type]
-        return dataclasses.replace(chosen, priority=np.zeros_like(chosen.priority))
+    choose = PlanSampler.choose
+
+    def equal_priorities(*arguments: Any) -> Choices:
+        row, step, priority = choose(*arguments)
+        return row, step, np.zeros_like(priority)
 
     # Arrival must not even decide between rows of the same priority.
-    monkeypatch.setattr(packing, "sample_block", equal_priorities)
+    monkeypatch.setattr(PlanSampler, "choose", equal_priorities)
     layout = small_layout(dataset, 4)
     for order, direction in (("listed", 1), ("reversed", -1)):
         write = writer(layout, tmp_path / order)
@@ -186,14 +187,6 @@ def test_an_unfinished_job_of_other_options_input_key_or_version_is_refused(
         jobs.write()
     assert not list(out.glob("*.tfrecord"))
     path.write_text(told)
-    # A key beside the batches would be taken for theirs.
-    own = out / "private" / "sampling.key"
-    with pytest.raises(InputError, match="key to be readable"):
-        jobs.write(key_file=None)
-    create_key_file(own)
-    with pytest.raises(InputError, match="key to be the key of --key-file"):
-        jobs.write()
-    own.unlink()
     assert verify(jobs.write()).findings == ()
 
 

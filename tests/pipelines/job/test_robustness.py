@@ -30,14 +30,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from accounting.core.plan import SAMPLERS
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
-from pipelines.core.keys import KEY_BYTES
+from pipelines.core.choices import PlanSampler
 from pipelines.files.key_sources import read_key_file
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
-from pipelines.job import packing, poisson_batching, transforms
+from pipelines.job import do_fns, packing, poisson_batching, transforms
 from pipelines.job.job_folder import finish_job
-from pipelines.job.spill import ONE_BY_ONE, FanIn, Spill
-from pipelines.job.steps import map_step, reduce_step
+from pipelines.job.spill import Spill
 from tests.pipelines.conftest import Command, SmallJobs, contents
 from tests.sampler_fields import needed
 
@@ -140,65 +139,49 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
 
         return wrapped
 
-    for module, name in ((reduce_step, "write_atomically"), (map_step, "write_spill")):
-        patch.setattr(module, name, dying(getattr(module, name)))
-
-
-_TWO_PASSES = FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)
+    for name in ("write_atomically", "write_spill"):
+        patch.setattr(do_fns, name, dying(getattr(do_fns, name)))
 
 
 @pytest.mark.parametrize(
-    ("sampler", "fan_in"),
+    ("sampler", "blocks_per_file"),
     [
         # Shuffles that are repeated are made as those that are fresh.
-        ("poisson", ONE_BY_ONE),
-        ("truncated-poisson", ONE_BY_ONE),
-        ("balls-and-bins", ONE_BY_ONE),
-        ("dynamic-shuffle", ONE_BY_ONE),
-        ("truncated-poisson", None),  # by value
-        ("dynamic-shuffle", _TWO_PASSES),
-        ("truncated-cyclic-poisson", ONE_BY_ONE),
+        ("poisson", 1),
+        ("truncated-poisson", None),  # through the engine
+        ("dynamic-shuffle", 2),
+        ("truncated-cyclic-poisson", 1),
     ],
 )
 def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     jobs: SmallJobs,
     monkeypatch: pytest.MonkeyPatch,
     sampler: str,
-    fan_in: FanIn | None,
+    blocks_per_file: int | None,
 ) -> None:
     cap = needed(sampler, cap=11, bands=3)
     layout, dataset = jobs.layout(4, sampler=sampler, **cap), jobs.dataset
     key_file, whole = jobs.key_file, jobs.write("whole", layout)
     out, batches_id = jobs.open("o", layout)
-    secrets = poisson_batching._secrets(
-        layout, dataset, str(out), str(key_file), batches_id=batches_id, num_threads=1
-    )
+    secrets = poisson_batching._secrets(layout, dataset, str(out), str(key_file))
     known = know_input(read_key_file(key_file), dataset)
     groups, blocks = tuple(range(layout.num_groups)), list(dataset.blocks)
     chaos = Chaos(seed=SAMPLERS.index(sampler))
     dying_writes(chaos, monkeypatch)
-    if fan_in:
+    if size := blocks_per_file:
         folder = out / "private" / "spill"
         folder.mkdir(mode=0o700)
-        spill = Spill(folder=str(folder), num_threads=2, fan_in=fan_in)
-        sample: Any = map_step.SpillBlocksFn(layout, secrets, known, spill)
-        size = fan_in.blocks_per_file
+        spill = Spill(folder=str(folder), num_threads=2, blocks_per_file=size)
+        sample: Any = do_fns.SpillBlocksFn(layout, secrets, known, spill)
         files = [tuple(blocks[at : at + size]) for at in range(0, len(blocks), size)]
         done = chaos.shuffle(chaos.run(sample, files))
-        if fan_in.files_per_merge:
-            tasks = range(fan_in.num_parts(layout) * fan_in.num_merges(len(blocks)))
-            gather: Any = transforms._AwaitFn(range(len(blocks)), tasks)
-            sort: Any = reduce_step.SortPartFn(layout, len(blocks), spill)
-            done = chaos.shuffle(chaos.run(sort, chaos.run(gather, done)))
-            gather = transforms._AwaitFn(tasks, groups)
-        else:
-            gather = transforms._AwaitFn(range(len(blocks)), groups)
+        gather = transforms._AwaitFn(range(len(blocks)), groups)
         elements: list[Any] = chaos.run(gather, done)
-        write: Any = reduce_step.WriteSpilledFn(layout, str(out), len(blocks), spill)
+        write: Any = do_fns.WriteSpilledFn(layout, str(out), len(blocks), spill)
     else:
-        sample = map_step.SampleBlockFn(layout, secrets, known, groups)
+        sample = do_fns.SampleBlockFn(layout, secrets, known, groups)
         elements = chaos.shuffle(chaos.run(sample, blocks))
-        write = reduce_step.WriteGroupFn(layout, str(out), len(blocks))
+        write = do_fns.WriteGroupFn(layout, str(out), len(blocks))
     names = chaos.run(write, elements)
     assert sorted(names) == [layout.file(group).name for group in groups]
     # 10 bundles or more, twice, with three chances of 15 % or more in each attempt.
@@ -248,9 +231,9 @@ def lose(path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "fault", "message"),
     [
-        (map_step, "write_spill", no_space, "No space left"),
-        (reduce_step, "write_atomically", no_space, "No space left"),
-        (packing, "sample_block", quoting_a_row, "ValueError"),
+        (do_fns, "write_spill", no_space, "No space left"),
+        (do_fns, "write_atomically", no_space, "No space left"),
+        (PlanSampler, "choose", quoting_a_row, "ValueError"),
         (packing, "encode_batch", quoting_a_row, "ValueError"),
         (packing, "read_block", before_reading(lose), "to be readable"),
         (packing, "read_block", before_reading(damage), "row group"),
@@ -334,11 +317,9 @@ def test_neither_key_nor_digests_nor_boundaries_are_in_pipeline_or_options(
     secrets = [key, *map(bytes.fromhex, digests)]
     secrets += [f(secret) for secret in secrets for f in (as_hex, as_list)]
     if sampler == "dynamic-shuffle":
-        kept = (jobs.folder / "o" / "private" / "boundaries").read_bytes()
-        boundaries = np.frombuffer(kept[:-KEY_BYTES], "<u8").reshape(
-            layout.plan.num_epochs, -1, 2
-        )
-        secrets += [boundaries[0, 0].tobytes(), str(boundaries[0, 0, 0]).encode()]
+        kept = (jobs.folder / "o" / "private" / "starts").read_bytes()
+        first = np.frombuffer(kept[:8], "<u8")
+        secrets += [kept[:16], str(first[0]).encode()]
     assert len(seen) == 2
     for told in (str(jobs.key_file), "part-1.parquet"):
         assert told.encode() in seen[0], "the test does not see what workers get"

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-import pytest
+import pathlib
 
+import numpy as np
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
+from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.files import storage
 from pipelines.files.key_sources import read_key_file
 from pipelines.inputs.known_input import know_input
+from pipelines.inputs.parquet_blocks import Block, Dataset
+from pipelines.job import packing, poisson_batching
+from pipelines.job.do_fns import Secrets, SpillBlocksFn, WriteSpilledFn
 from pipelines.job.job_folder import read_checksum
+from pipelines.job.packing import OVERHEAD_BYTES, Layout
 from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
-from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
-from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
-from pipelines.job.steps.reduce_step import WriteSpilledFn
-from tests.pipelines.conftest import SmallJobs
+from pipelines.job.sizing import make_layout, worker_bytes
+from pipelines.job.spill import (
+    Spill,
+    blocks_per_file,
+    file_bytes,
+    is_written,
+    read_slice,
+    spill_path,
+    write_spill,
+)
+from tests.pipelines.conftest import SmallJobs, contents
 
 
 @pytest.fixture
@@ -80,11 +97,11 @@ def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
         raise AssertionError("made again")
 
     # An engine that lost a worker runs everything again.
-    monkeypatch.setattr("pipelines.job.steps.map_step.sample_and_pack", never)
+    monkeypatch.setattr("pipelines.job.do_fns.sample_and_pack", never)
     for block in blocks:
         list(sample.process([block]))
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.job.steps.reduce_step.encode_steps", never)
+        patch.setattr("pipelines.job.do_fns.encode_steps", never)
         list(write.process(0))
         with pytest.raises(InputError, match="AssertionError"):
             list(write.process(1))
@@ -117,3 +134,80 @@ def test_rows_go_through_files_unless_an_engine_is_better_at_it(
         choose_shuffle("engine", LOCAL)
     with pytest.raises(InputError, match="shuffle='disk'"):
         choose_shuffle("disk", LOCAL)
+
+
+#: Prepared Criteo: a label, 13 integers and 26 categories.
+COLUMNS = (
+    Column(name="label", dtype="int8"),
+    Column(name="integers", dtype="float32", shape=(13,)),
+    Column(name="categories", dtype="int32", shape=(26,)),
+)
+
+
+def large(rows: int, row_group: int, epochs: int = 1) -> tuple[Layout, Dataset]:
+    """Prepared Criteo, in batches of 65,536."""
+    num_steps = epochs * -(-rows // 65_536)
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=rows, expected_batch_size=65_536,
+        num_steps=num_steps,
+    )  # fmt: skip
+    blocks = tuple(
+        Block(path="a", name="a", row_group=number, num_rows=row_group,
+              first_row=number * row_group, ordinal=number)
+        for number in range(-(-rows // row_group))
+    )  # fmt: skip
+    dataset = Dataset(
+        columns=COLUMNS, blocks=blocks, description={}, files={}, hidden=(), footers={}
+    )
+    return make_layout(plan, dataset), dataset
+
+
+def test_files_are_large_and_workers_stay_small() -> None:
+    layout, dataset = large(10**9, 65_536)
+    count = blocks_per_file(layout, dataset)
+    largest = count * 65_536 * (row_bytes(COLUMNS) + OVERHEAD_BYTES)
+    assert file_bytes(layout) / 2 < largest <= file_bytes(layout)
+    assert largest / layout.num_units > 50_000
+    assert worker_bytes(layout, dataset, by_files=True) < 1.3 * (1 << 30)
+    assert blocks_per_file(*large(10**6, 65_536)) == 1
+    edges, groups = layout.unit_edges(), layout.group_edges()
+    assert set(groups) <= set(edges)
+    assert (edges[0], edges[-1]) == (0, layout.plan.num_steps)
+    assert len(edges) == layout.num_units + 1
+    assert np.all((np.diff(edges) >= 0) & (np.diff(edges) <= layout.steps_per_unit))
+
+
+def test_several_blocks_in_a_file_and_units_in_a_group_give_the_same_bytes(
+    jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = jobs.layout(4)
+    whole = jobs.write("whole", layout)
+    assert layout.units_per_group == 1
+    monkeypatch.setattr(packing, "_UNIT_BYTES", 1)
+    assert layout.num_units == layout.plan.num_steps
+    monkeypatch.setattr(poisson_batching, "blocks_per_file", lambda *_: 2)
+    engine = PipelineOptions(["--runner=BundleBasedDirectRunner"])
+    assert contents(jobs.write("o", layout, options=engine)) == contents(whole)
+
+
+def test_a_file_is_written_again_if_it_is_cut(
+    jobs: SmallJobs, tmp_path: pathlib.Path
+) -> None:
+    layout, dataset = jobs.layout(4), jobs.dataset
+    spill = Spill(folder=str(tmp_path), blocks_per_file=3)
+    known = know_input(read_key_file(jobs.key_file), dataset)
+    secrets = Secrets(key_file=str(jobs.key_file))
+    sample = SpillBlocksFn(layout, secrets, known, spill)
+    sample.setup()
+    sample.start_bundle()
+    one, two, three, four, five = dataset.blocks
+    assert list(sample.process((one, two, three))) == [(0, 0), (0, 1), (0, 2)]
+    assert list(sample.process((four, five))) == [(0, 3), (0, 4)]
+    path = pathlib.Path(spill_path(tmp_path, 0))
+    whole = path.read_bytes()
+    assert is_written(path)
+    for size in (len(whole) - 1, 0):
+        path.write_bytes(whole[:size])
+        assert not is_written(path)
+        list(sample.process((one, two, three)))
+        assert path.read_bytes() == whole

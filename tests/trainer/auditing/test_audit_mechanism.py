@@ -21,7 +21,6 @@ from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED, ROWS, USERS, Bounded
-from pipelines.sampling import samplers
 from tests.sampler_fields import needed
 from trainer import auditing
 from trainer.auditing import audit as run_audit
@@ -117,35 +116,23 @@ def test_half_the_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _audit(_plan("poisson"), 3000).violated
 
 
-def test_twice_the_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = samplers.sample_block
+@pytest.mark.parametrize(("batch_size", "trials"), [(80, 4000), (400, 1000)])
+def test_a_higher_rate_is_found(
+    monkeypatch: pytest.MonkeyPatch, batch_size: int, trials: int
+) -> None:
+    """Twice the rate, and a canary in every step."""
+    honest, plan = auditing.make_sampler, _plan("poisson", expected_batch_size=40)
 
-    def twice(plan: DpSgdPlan, *rest: Any) -> Any:
-        return honest(
-            dataclasses.replace(plan, expected_batch_size=2 * plan.expected_batch_size),
-            *rest,
-        )
+    def faulty(plan: DpSgdPlan, *rest: Any) -> Any:
+        return honest(dataclasses.replace(plan, expected_batch_size=batch_size), *rest)
 
-    monkeypatch.setattr(samplers, "sample_block", twice)
-    assert _audit(_plan("poisson", expected_batch_size=40), 4000).violated
-
-
-def test_a_canary_in_every_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = samplers.sample_block
-
-    def always(plan: DpSgdPlan, key: bytes, block: Any, *rest: Any) -> Any:
-        del rest
-        return honest(
-            dataclasses.replace(plan, expected_batch_size=plan.num_examples), key, block
-        )
-
-    monkeypatch.setattr(samplers, "sample_block", always)
-    assert _audit(_plan("poisson"), 1000).violated
+    monkeypatch.setattr(auditing, "make_sampler", faulty)
+    assert _audit(plan, trials).violated
 
 
 def test_fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling_keys, noise_keys = [], set()
-    sample, draw = samplers.sample_block, noise.step_noise
+    sample, draw = auditing.make_sampler, noise.step_noise
 
     def sampled(plan: DpSgdPlan, key: bytes, *rest: Any) -> Any:
         sampling_keys.append(key)
@@ -155,7 +142,7 @@ def test_fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         noise_keys.add(key)
         return draw(key, *rest)
 
-    monkeypatch.setattr(samplers, "sample_block", sampled)
+    monkeypatch.setattr(auditing, "make_sampler", sampled)
     monkeypatch.setattr(noise, "step_noise", drawn)
     monkeypatch.setattr(auditing, "_MOST_CHUNK", 10)
     case = auditing.worst_case(_plan("poisson"))

@@ -1,0 +1,326 @@
+"""The DoFns of the job: blocks to packed rows by step, and these to files of batches.
+
+Formal guarantees:
+  - Only rows of the data set are sampled: a file that is not the listed one is refused
+    before it is read (``known_input``).
+  - Every block has a piece for every group or unit, even if no example chose it.
+  - A group is written only from exactly one piece of every block.
+  - A file is visible under its final name only when it is complete; its checksum is
+    written after it.  A finished file is not written again.
+  - A bundle ends after all of its work, or with an error; an abandoned bundle writes
+    nothing more.
+
+Sensitive: elements and files, which hold rows.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.metrics import Metrics
+
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
+from pipelines.core.choices import PlanSampler
+from pipelines.files import storage
+from pipelines.files.key_sources import read_key_file
+from pipelines.files.storage import (
+    is_remote,
+    join,
+    new_file,
+    read_bytes,
+    write_atomically,
+)
+from pipelines.inputs.known_input import KnownInput
+from pipelines.inputs.parquet_blocks import Block
+from pipelines.job import runtime
+from pipelines.job.job_folder import checksum_path, read_checksum
+from pipelines.job.packing import (
+    Layout,
+    PackedRows,
+    Unit,
+    encode_steps,
+    sample_and_pack,
+)
+from pipelines.job.runtime import plain_errors
+from pipelines.job.spill import SliceReader, Spill, is_written, spill_path, write_spill
+
+Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)
+
+
+def check_delivery(found: Iterable[int], expected: Sequence[int]) -> None:
+    """Checks that each of the expected elements was delivered once.
+
+    Args:
+      found: Numbers of the delivered elements.
+      expected: Numbers of the sent elements, ascending.
+
+    Raises:
+      InputError: the engine lost or repeated elements.
+    """
+    delivered = sorted(found)
+    if delivered != list(expected):
+        raise InputError(
+            f"Expected the engine to deliver each of {len(expected)} elements once; "
+            f"it delivered {len(delivered)}. Run the job again, on a runner that loses "
+            "and repeats nothing."
+        )
+
+
+class BundleFn(beam.DoFn):
+    """Runs the jobs of a bundle on threads; the bundle ends after all of its jobs.
+
+    The output of a job is known before it runs.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+
+    def start_bundle(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._num_threads)
+        self._jobs: list[concurrent.futures.Future[None]] = []
+
+    def _run(self, job: Callable[..., None], *arguments: object) -> None:
+        if self._num_threads == 1:
+            job(*arguments)  # at once, so that the engine sees progress
+        else:
+            self._jobs.append(self._pool.submit(job, *arguments))
+
+    def finish_bundle(self) -> None:
+        try:
+            for job in concurrent.futures.as_completed(self._jobs):
+                job.result()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+    def teardown(self) -> None:
+        # An abandoned bundle is not finished, and must write nothing more.
+        if hasattr(self, "_pool"):
+            self._pool.shutdown(cancel_futures=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Secrets:
+    """Where workers find the secrets of a job; never their values.
+
+    Attributes:
+      key_file: Place of the sampling key: a file on every worker, one in a store, or a
+        managed secret (see ``keys.read_key_file``).
+      starts: File of the ranks that start the steps of a shuffle, if it is one.
+    """
+
+    key_file: str
+    starts: str | None = None
+
+    def sampler(self, plan: DpSgdPlan, known: KnownInput) -> PlanSampler:
+        """Returns the sampler of a job, as a worker needs it.  Sensitive.
+
+        Args:
+          plan: Plan of the job.
+          known: Digests of the data set.
+        """
+        starts = np.empty((0, 2, 0), np.uint64)
+        if self.starts is not None:
+            found = np.frombuffer(read_bytes(self.starts), "<u8")
+            starts = found.reshape(plan.num_shuffles, 2, plan.steps_per_epoch - 1)
+        key = known.data_set_key(read_key_file(self.key_file))
+        return PlanSampler(plan=plan, key=key, starts=starts)
+
+
+class _Sampler:
+    """Reads blocks and samples the steps of their rows.
+
+    Args:
+      layout: Layout of the job.
+      secrets: Secrets of the job.
+      known: Digests of the data set.
+      edges: Edges of the ranges of steps, as in ``packing.split_by_step``.
+    """
+
+    def __init__(
+        self, layout: Layout, secrets: Secrets, known: KnownInput, edges: np.ndarray
+    ) -> None:
+        self._layout = layout
+        self._edges = edges
+        self._secrets = secrets
+        self._known = known
+        self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
+
+    def setup(self) -> None:
+        with plain_errors():
+            self._sampler = self._secrets.sampler(self._layout.plan, self._known)
+
+    def _pack(self, blocks: Sequence[Block]) -> PackedRows:
+        is_listed = functools.partial(self._known.is_listed, self._sampler.key)
+        return sample_and_pack(
+            self._layout, self._sampler, blocks, is_listed, edges=self._edges
+        )
+
+
+@beam.typehints.with_input_types(Block)
+@beam.typehints.with_output_types(Element)
+class SampleBlockFn(_Sampler, beam.DoFn):
+    """Block -> (group, (ordinal of the block, packed rows)) for every group."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        secrets: Secrets,
+        known: KnownInput,
+        groups: tuple[int, ...],
+    ) -> None:
+        super().__init__(layout, secrets, known, layout.group_edges())
+        self._groups = groups
+
+    def process(self, block: Block) -> Iterator[Element]:
+        with plain_errors():
+            packed = self._pack([block])
+            for group in self._groups:
+                yield group, (block.ordinal, packed.piece(group))
+        self._blocks_read.inc()
+        runtime.advance(runtime.BLOCKS)
+
+
+@beam.typehints.with_input_types(tuple[Block, ...])
+@beam.typehints.with_output_types(tuple[int, int])
+class SpillBlocksFn(_Sampler, BundleFn):
+    """Blocks that share a file -> (0, ordinal) of each; writes the file."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        secrets: Secrets,
+        known: KnownInput,
+        spill: Spill,
+    ) -> None:
+        _Sampler.__init__(self, layout, secrets, known, layout.unit_edges())
+        BundleFn.__init__(self, spill.num_threads)
+        self._spill = spill
+
+    def _spill_blocks(self, blocks: Sequence[Block]) -> None:
+        path = spill_path(self._spill.folder, blocks[0].ordinal)
+        with plain_errors():
+            if not is_written(path):
+                # All steps: a resumed job may need others.
+                packed = self._pack(blocks)
+                pieces = map(packed.piece, range(len(packed.parts)))
+                write_spill(path, packed.sizes, pieces, flush=self._spill.flush)
+        runtime.advance(runtime.BLOCKS, len(blocks))
+
+    def process(self, blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
+        self._run(self._spill_blocks, blocks)
+        self._blocks_read.inc(len(blocks))
+        yield from ((0, block.ordinal) for block in blocks)
+
+
+#: Number of slices that a worker requests from a store at once; s3fs keeps ten
+#: connections.
+_REQUESTS = 8
+
+
+def write_group(
+    layout: Layout, directory: str, group: int, units: Iterable[Unit]
+) -> None:
+    """Writes the file of a group and then its checksum, unless they are there.
+
+    Args:
+      layout: Layout of the job.
+      directory: Directory of the job.
+      group: Number of the group.
+      units: Units of the group, in order.  Sensitive.
+
+    Raises:
+      OSError: no room, or no access.
+    """
+    name = layout.file(group).name
+    if read_checksum(directory, name, storage.size(join(directory, name))):
+        return  # an engine that lost a worker may run a bundle again
+    # Not cached: the job reads the files of its shuffle, but not this one.
+    with new_file(join(directory, name), mode=0o600, cached=False) as write:
+        checksum = encode_steps(layout, units, write)
+    # Last: a file with a checksum is finished.
+    text = json.dumps(checksum.to_json(), sort_keys=True)
+    write_atomically(checksum_path(directory, name), text.encode(), mode=0o600)
+
+
+class _Writer:
+    """A DoFn that writes the files of groups."""
+
+    def __init__(self, layout: Layout, directory: str, num_blocks: int) -> None:
+        self._layout = layout
+        self._directory = directory
+        self._num_blocks = num_blocks
+        self._steps_written = Metrics.counter("dpsgd", "steps_written")
+
+    def _write(self, group: int, units: Iterable[Unit]) -> None:
+        with plain_errors():
+            write_group(self._layout, self._directory, group, units)
+        runtime.advance(runtime.STEPS, len(self._layout.steps(group)))
+
+    def _count(self, group: int) -> str:
+        self._steps_written.inc(len(self._layout.steps(group)))
+        return self._layout.file(group).name
+
+
+@beam.typehints.with_input_types(tuple[int, Iterable[tuple[int, bytes]]])
+@beam.typehints.with_output_types(str)
+class WriteGroupFn(_Writer, beam.DoFn):
+    """(group, elements) -> name of the file of the group."""
+
+    def process(
+        self, group_and_elements: tuple[int, Iterable[tuple[int, bytes]]]
+    ) -> Iterator[str]:
+        group, values = group_and_elements
+        # Flink iterates values once.  Sorted: the order of arrival must not matter.
+        elements = sorted(values)
+        ordinals = (ordinal for ordinal, _ in elements)
+        check_delivery(ordinals, range(self._num_blocks))
+        pieces = (data for _, data in elements)
+        self._write(group, [(self._layout.steps(group), pieces)])
+        yield self._count(group)
+
+
+@beam.typehints.with_input_types(int)
+@beam.typehints.with_output_types(str)
+class WriteSpilledFn(_Writer, BundleFn):
+    """Group -> name of the file of the group."""
+
+    def __init__(
+        self, layout: Layout, directory: str, num_blocks: int, spill: Spill
+    ) -> None:
+        _Writer.__init__(self, layout, directory, num_blocks)
+        BundleFn.__init__(self, spill.num_threads)
+        self._spill = spill
+
+    def start_bundle(self) -> None:
+        super().start_bundle()
+        if not hasattr(self, "_slices"):  # kept for later bundles
+            self._slices = SliceReader(self._spill.folder, self._layout.num_units)
+
+    def _pieces(self, unit: int) -> Iterator[bytes]:
+        def read(block: int) -> bytes:
+            return self._slices.read(spill_path(self._spill.folder, block), unit)
+
+        first_blocks = range(0, self._num_blocks, self._spill.blocks_per_file)
+        if not is_remote(self._spill.folder):
+            yield from map(read, first_blocks)
+            return
+        # A store answers slowly, but many requests at once.
+        with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
+            yield from pool.map(read, first_blocks)
+
+    def _units(self, group: int) -> Iterator[Unit]:
+        size, edges = self._layout.units_per_group, self._layout.unit_edges()
+        for unit in range(group * size, (group + 1) * size):
+            if steps := range(edges[unit], edges[unit + 1]):
+                yield steps, self._pieces(unit)
+
+    def process(self, group: int) -> Iterator[str]:
+        self._run(lambda: self._write(group, self._units(group)))
+        yield self._count(group)

@@ -1,1 +1,0 @@
-"""The DoFns of the job."""

@@ -1,1 +1,0 @@
-"""Which rows are in which steps, as the batch job chooses them."""
