@@ -116,7 +116,7 @@ def test_half_the_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _audit(_plan("poisson"), 3000).violated
 
 
-@pytest.mark.parametrize(("batch_size", "trials"), [(80, 4000), (400, 1000)])
+@pytest.mark.parametrize(("batch_size", "trials"), [(80, 4000), (200, 1000)])
 def test_a_higher_rate_is_found(
     monkeypatch: pytest.MonkeyPatch, batch_size: int, trials: int
 ) -> None:
