@@ -31,10 +31,8 @@ def statistics(
 
     A range makes a number in [-1, 1] of a column, which trains better than its
     logarithm, and must not be read off the rows.  Rows that train nothing pay for it:
-    a model of other rows then has its epsilon, not a larger one.  ± is one standard
-    deviation of the noise, and for a mean also what bins of values hide; values beyond
-    a range count in the mean as its end.  A column whose range noise or bins hide gets
-    none.
+    a model of other rows then has its epsilon, not a larger one.  A column whose range
+    noise or bins of values hide gets none.  ± is one standard deviation of the noise.
 
     For example:
       dpsgd statistics --input first/val --schema schema.toml --out ranges.toml \\
@@ -53,17 +51,17 @@ def statistics(
     check_delta(delta, allow_large_delta)
     from trainer.releases import table_statistics
 
-    request = table_statistics.check(
-        table=table,
-        schema=schema,
-        out=out,
-        epsilon=epsilon,
-        delta=delta,
-        allow_large_delta=allow_large_delta,
-        of_runs=of_runs,
-    )
     with Terminal("counting", unit="cell") as reporter:
-        found = table_statistics.statistics_checked(request, reporter)
+        found = table_statistics.statistics(
+            table,
+            schema,
+            out,
+            epsilon=epsilon,
+            delta=delta,
+            of_runs=of_runs,
+            allow_large_delta=allow_large_delta,
+            reporter=reporter,
+        )
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -80,20 +78,15 @@ def _statistics_text(found: dict[str, Any]) -> str:
             "found. Epsilon is spent."
         )
     width = max(map(len, [*found["columns"], "column"]))
-    numbers = f"{'low':>12}{'high':>12}{'log':>6}{'missing':>10}"
-    lines = [f"{'column':<{width}}{numbers}{'mean':>21}{'beyond':>18}"]
+    lines = [f"{'column':<{width}}{'low':>12}{'high':>12}{'log':>6}{'beyond':>9}"]
     for name, each in found["columns"].items():
-        missing = f"{each['missing']:>10.2%} ± {each['stddev_of_missing']:.2%}"
         if each["low"] is None:
-            lines.append(
-                f"{name:<{width}}{'no range':>30}{missing}: {each['why_no_range']}"
-            )
+            lines.append(f"{name:<{width}}{'no range':>12}: {each['why_no_range']}")
             continue
         log = "yes" if each["log"] else "no"
         lines.append(
             f"{name:<{width}}{each['low']:>12.6g}{each['high']:>12.6g}{log:>6}"
-            f"{missing}{each['mean']:>13.5g} ± {each['stddev_of_mean']:.2g}"
-            f"{each['beyond']:>11.1%} ± {each['stddev_of_beyond']:.2%}"
+            f"{each['beyond']:>9.1%}"
         )
     lines.append(
         "Beyond each end of a range are about so many of the values that are not "

@@ -1,6 +1,6 @@
 """What statistics count of a table: values in bins.
 
-Counts of a column's values in public bins; quantiles and means from them.
+Counts of a column's values in public bins, and quantiles from them.
 
 Bins are those of single precision with three bits of mantissa: eight for each power of
 two from 2^-31 to 2^64, of each sign, and one for values below in magnitude; larger
@@ -11,7 +11,7 @@ of at most 40 counts, and not of 1,521.
 Formal guarantees:
   - every value, whatever it is, is in one bin and one group, or missing: zeroing out a
     row moves each of the two arrays of counts by 1 in L2 norm.
-  - quantiles and means are functions of released counts and of the public number of
+  - quantiles are functions of released counts and of the public number of
     rows.
 
 Public: bins.  Sensitive: values and counts.
@@ -36,10 +36,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pyarrow as pa
 
 from pipelines.core.threads import in_order, num_cores
 from pipelines.inputs.parquet_blocks import Block, Dataset, read_table, table_columns
@@ -134,7 +134,7 @@ class Quantiles:
 
     def __init__(self, single: NoisySum, groups: NoisySum, num_rows: float) -> None:
         self.missing = float(np.clip(single.values[-1], 0, num_rows))
-        self.present, self._stddev = num_rows - self.missing, single.stddev
+        self.present = num_rows - self.missing
         fine = single.values[:-1].reshape(NUM_GROUPS, GROUP)
         groups_up_to, up_to = np.cumsum(groups.values), np.cumsum(fine, axis=1)
         from_left = (groups_up_to - groups.values)[:, None] + up_to
@@ -168,28 +168,6 @@ class Quantiles:
           high: From `high`.
         """
         return low < high and self._low[0] < low and high < self._high[-1]
-
-    def mean(self, low: float, high: float) -> tuple[float, float]:
-        """Returns the mean, and the deviation of its noise plus what bins hide.
-
-        Values beyond an end count as it, and others as the middle of their bin.  Each
-        is off by half its bin at most, so that the mean is off by a standard deviation
-        of the noise and the mean of these halves, or less.
-
-        Args:
-          low: Lower end, at most ``high``.
-          high: Upper end.
-        """
-        present = max(1.0, self.present)
-        up_to = self._rough / present
-        ends = np.clip(np.concatenate([self._low[:1], self._high]), low, high)
-        before = np.concatenate([[0.0], up_to[:-1]])
-        # The mean is the upper end less the integral of the share of values below.
-        found = high - float(np.sum(np.diff(ends) * (up_to + before) / 2))
-        of_bins = float(np.sum(np.diff(ends) * np.abs(up_to - before) / 2))
-        # Each share has the noise of a rank, and of the number of values.
-        noise = (noise_of_rank(self._stddev) + self._stddev) / present
-        return float(np.clip(found, low, high)), (high - low) * noise + of_bins
 
     def _place(self, share: float) -> int:
         place = int(np.searchsorted(self._ranks, share * self.present))
@@ -254,63 +232,60 @@ class Counted:
         return found
 
 
-class Counting:
-    """Counts the rows of a table.
+def count_rows(
+    counted: Counted, dataset: Dataset, reporter: Reporter
+) -> dict[str, RowSum]:
+    """Returns all sums over the rows of a table.  Sensitive.
 
     Args:
       counted: What is counted.
       dataset: The rows.
       reporter: Receives progress, in cells.
     """
+    wanted = {LABEL, *counted.ranges, *map(_indicator, counted.ranges)}
+    columns = tuple(c for c in dataset.columns if c.name in wanted)
+    names = [column.name for column in columns]
 
-    def __init__(self, counted: Counted, dataset: Dataset, reporter: Reporter) -> None:
-        self._counted, self._dataset = counted, dataset
-        self._reporter, self._done = reporter, 0
-        wanted = {LABEL, *counted.ranges, *map(_indicator, counted.ranges)}
-        self._columns = tuple(c for c in dataset.columns if c.name in wanted)
+    def read(block: Block) -> dict[str, np.ndarray]:
+        table = read_table(block, names, dataset.is_listed)
+        return sums_of_rows(counted, table_columns(table, columns))
 
-    def start(self) -> None:
-        """Reports the number of cells."""
-        self._reporter.start(len(self._columns) * self._dataset.num_rows, done=0)
+    total, threads, done = counted.sums, num_cores(), 0
+    reporter.start(len(names) * dataset.num_rows, done=0)
+    with ThreadPoolExecutor(threads) as pool:
+        results = in_order(pool, read, dataset.blocks, 2 * threads)
+        for block, found in zip(dataset.blocks, results, strict=True):
+            for name, values in found.items():
+                total[name].values[:] += values
+            done += len(names) * block.num_rows
+            reporter.advance(done)
+    reporter.stop()
+    return total
 
-    def stop(self) -> None:
-        """Reports the end."""
-        self._reporter.stop()
 
-    def known(self) -> dict[str, RowSum]:
-        """Returns all sums.  Sensitive."""
-        total, names = self._counted.sums, [c.name for c in self._columns]
+def sums_of_rows(
+    counted: Counted, arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the sums of some rows, by name.  Sensitive.
 
-        def read(block: Block) -> dict[str, np.ndarray]:
-            return self._count(read_table(block, names, self._dataset.is_listed))
-
-        threads, blocks = num_cores(), self._dataset.blocks
-        with ThreadPoolExecutor(threads) as pool:
-            results = in_order(pool, read, blocks, 2 * threads)
-            for block, found in zip(blocks, results, strict=True):
-                for name, values in found.items():
-                    total[name].values[:] += values
-                self._done += len(names) * block.num_rows
-                self._reporter.advance(self._done)
-        return total
-
-    def _count(self, table: pa.Table) -> dict[str, np.ndarray]:
-        """Returns the sums of some rows, by name.  Sensitive."""
-        counted, arrays = self._counted, table_columns(table, self._columns)
-        found = {}
-        if counted.num_classes:
-            last = counted.num_classes - 1
-            labels = np.clip(arrays[LABEL].astype(np.int64), 0, last)
-            found[LABEL] = np.bincount(labels, minlength=last + 1)
-        if counted.most:
-            found[ROWS] = np.array([len(table)])
-        for name in counted.ranges:
-            values = arrays[name]
-            if _indicator(name) in arrays:  # it is 0 where it is missing
-                values = np.where(arrays[_indicator(name)] > 0, np.nan, values)
-            single = count_values(values)
-            found |= {f"single {name}": single, f"groups {name}": in_groups(single)}
-        return found
+    Args:
+      counted: What is counted.
+      arrays: Columns of the rows, by name.
+    """
+    found = {}
+    if counted.num_classes:
+        last = counted.num_classes - 1
+        labels = np.clip(arrays[LABEL].astype(np.int64), 0, last)
+        found[LABEL] = np.bincount(labels, minlength=last + 1)
+    if counted.most:
+        found[ROWS] = np.array([len(next(iter(arrays.values())))])
+    for name in counted.ranges:
+        values = arrays[name]
+        if _indicator(name) in arrays:  # it is 0 where it is missing
+            values = np.where(arrays[_indicator(name)] > 0, np.nan, values)
+        single = count_values(values)
+        found |= {f"single {name}": single, f"groups {name}": in_groups(single)}
+    return found
 
 
 def _indicator(name: str) -> str:

@@ -45,6 +45,7 @@ from accounting.core.plan import MOST_RUNS
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_float, check_int
 from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
+from pipelines.core.users.bounded import Bounded
 from pipelines.files.outputs import check_new, output_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.tables.kinds import LABEL
@@ -54,8 +55,8 @@ from trainer.releases.held_out_sums import NoisySum, release
 from trainer.releases.table_counts import (
     ROWS,
     Counted,
-    Counting,
     Quantiles,
+    count_rows,
     noise_of_rank,
 )
 from trainer.report.progress import Reporter, Silent
@@ -128,6 +129,20 @@ class StatisticsPrice:
     delta: float
     of_runs: int = 1
 
+    def claim(self, bounded: Bounded | None) -> str:
+        """Returns the claim in two sentences, about a row or about bounded users."""
+        unit = "one row of --input" if bounded is None else bounded.unit
+        others = "rows" if bounded is None else "users"
+        these = "These statistics are"
+        if self.of_runs != 1:
+            these = f"At most {self.of_runs:,} such statistics are together"
+        return (
+            f"{these} ({upper_text(self.epsilon)}, {self.delta!r})"
+            f"-differentially private for {unit}, under {relations(bounded)}. A model "
+            f"of other {others} adds nothing to that; other statistics of these "
+            f"{others} add their epsilon and delta."
+        )
+
     @functools.cached_property
     def noise_multiplier(self) -> float:
         """Noise standard deviation over the sensitivity of all sums."""
@@ -176,86 +191,6 @@ def least_rows(
     return price.least_rows
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StatisticsRequest:
-    """Statistics that can be computed.
-
-    Attributes:
-      dataset: The rows.
-      text: The schema as it was written.
-      price: What is counted, and what it costs.
-      out: New file.
-    """
-
-    dataset: Dataset
-    text: str
-    price: StatisticsPrice
-    out: pathlib.Path
-
-    @property
-    def claim(self) -> str:
-        """The claim in two sentences."""
-        price, bounded = self.price, self.dataset.bounded
-        unit = "one row of --input" if bounded is None else bounded.unit
-        others = "rows" if bounded is None else "users"
-        these = "These statistics are"
-        if price.of_runs != 1:
-            these = f"At most {price.of_runs:,} such statistics are together"
-        return (
-            f"{these} ({upper_text(price.epsilon)}, {price.delta!r})"
-            f"-differentially private for {unit}, under {relations(bounded)}. A model "
-            f"of other {others} adds nothing to that; other statistics of these "
-            f"{others} add their epsilon and delta."
-        )
-
-
-def check(
-    table: str,
-    schema: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    epsilon: float,
-    delta: float,
-    of_runs: int = 1,
-    allow_large_delta: bool = False,
-) -> StatisticsRequest:
-    """Returns the checked request; arguments as for `statistics`.
-
-    Args:
-      epsilon: For one row, above 0.
-      delta: In (0, 1).
-      of_runs: Number of such statistics of these rows that have epsilon and delta
-        together, declared before the first.
-      allow_large_delta: Whether to accept a delta that protects next to nothing.
-
-    Raises:
-      InputError: name, value, bound, remedy.
-    """
-    check_float("epsilon", epsilon, above=0)
-    deltas.check(delta, allow_large=allow_large_delta)
-    check_int("of_runs", of_runs, at_least=1, at_most=MOST_RUNS)
-    path = pathlib.Path(out)
-    check_new(path)
-    read = Schema.read(schema)
-    dataset = list_blocks(table)
-    _check_table(dataset, read, table)
-    bounded = dataset.bounded
-    most = bounded.max_examples_per_user if bounded else None
-    counted = Counted.of(read, most)
-    text = pathlib.Path(schema).read_text(encoding="utf-8")
-    with_fields(text, {name: [] for name in counted.ranges.values()})  # has them
-    if not counted.ranges:
-        raise InputError(
-            f"Expected {schema} to have a numeric column without range, log or scale; "
-            "there is none, and nothing is to be found. Go on with this schema."
-        )
-    price = StatisticsPrice(
-        counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs
-    )
-    _check_rows(price, dataset.num_examples)
-    return StatisticsRequest(dataset=dataset, text=text, price=price, out=path)
-
-
 def without_range(schema: Schema) -> dict[str, str]:
     """Returns output -> name of the numeric columns that nothing scales."""
     return Counted.of(schema).ranges
@@ -300,8 +235,11 @@ def statistics(
     schema: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    epsilon: float,
+    delta: float,
+    of_runs: int = 1,
+    allow_large_delta: bool = False,
     reporter: Reporter | None = None,
-    **settings: Any,
 ) -> dict[str, Any]:
     """Writes a schema with private ranges; returns all statistics.
 
@@ -310,56 +248,60 @@ def statistics(
         folder, a file or a glob).
       schema: The schema that they were prepared with.
       out: New file for the schema with what is found.
+      epsilon: For one row, above 0.
+      delta: In (0, 1).
+      of_runs: Number of such statistics of these rows that have epsilon and delta
+        together, declared before the first.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
       reporter: Receives progress; None for none.
-      **settings: Other arguments of `check`, by name.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
-    request = check(table, schema, out, **settings)
-    return statistics_checked(request, reporter or Silent())
-
-
-def statistics_checked(
-    request: StatisticsRequest, reporter: Reporter
-) -> dict[str, Any]:
-    """Does what ``statistics`` does, for a request that is already checked.
-
-    Args:
-      request: From ``check``.
-      reporter: Receives progress.
-    """
-    price, dataset = request.price, request.dataset
-    # Progress would tell how many rows users have.
-    counting = Counting(
-        price.counted, dataset, Silent() if dataset.bounded else reporter
+    check_float("epsilon", epsilon, above=0)
+    deltas.check(delta, allow_large=allow_large_delta)
+    check_int("of_runs", of_runs, at_least=1, at_most=MOST_RUNS)
+    path = pathlib.Path(out)
+    check_new(path)
+    read = Schema.read(schema)
+    dataset = list_blocks(table)
+    _check_table(dataset, read, table)
+    bounded = dataset.bounded
+    counted = Counted.of(read, bounded.max_examples_per_user if bounded else None)
+    text = pathlib.Path(schema).read_text(encoding="utf-8")
+    with_fields(text, {name: [] for name in counted.ranges.values()})  # has them
+    if not counted.ranges:
+        raise InputError(
+            f"Expected {schema} to have a numeric column without range, log or scale; "
+            "there is none, and nothing is to be found. Go on with this schema."
+        )
+    price = StatisticsPrice(
+        counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs
     )
-    counting.start()
-    released = release(counting.known(), price.noise_multiplier)
+    _check_rows(price, dataset.num_examples)
+    # Progress would tell how many rows users have.
+    told = Silent() if bounded or reporter is None else reporter
+    released = release(count_rows(counted, dataset, told), price.noise_multiplier)
     num_rows: float = dataset.num_examples
     if ROWS in released:
         num_rows = max(1.0, float(released[ROWS].values[0]))
     is_hidden = num_rows < price.least_rows  # of users alone: others were refused
     ranges = {
         name: _range(price, released, output, num_rows)
-        for output, name in price.counted.ranges.items()
+        for output, name in counted.ranges.items()
         if not is_hidden
     }
-    counting.stop()
-    text = _written(request, ranges)
-    with output_file(request.out) as write:
-        write(text.encode())
-    if is_hidden:
-        released = {}
+    with output_file(path) as write:
+        write(_written(text, price, ranges).encode())
     return {
-        "claim": request.claim,
-        "epsilon": price.epsilon,
-        "delta": price.delta,
+        "claim": price.claim(bounded),
+        "epsilon": epsilon,
+        "delta": delta,
         "noise_multiplier": price.noise_multiplier,
         "num_rows": num_rows,
         "least_rows": price.least_rows,
         "columns": ranges,
-        "classes": _shares(released.get(LABEL), num_rows),
+        "classes": [] if is_hidden else _shares(released.get(LABEL), num_rows),
     }
 
 
@@ -372,14 +314,9 @@ def _range(
     """
     single, groups = released[f"single {output}"], released[f"groups {output}"]
     found = Quantiles(single, groups, num_rows)
-    present = max(1.0, found.present)
-    beyond = max(_BEYOND, price.beyond / present)
+    beyond = max(_BEYOND, price.beyond / max(1.0, found.present))
     shown: dict[str, Any] = {
-        "low": None, "high": None, "log": False, "mean": None, "stddev_of_mean": None,
-        "beyond": beyond,
-        "stddev_of_beyond": price.beyond / _SIDES / present,
-        "missing": found.missing / num_rows,
-        "stddev_of_missing": single.stddev / num_rows,
+        "low": None, "high": None, "log": False, "beyond": beyond,
         "why_no_range": "too few values for the noise",
     }  # fmt: skip
     if beyond > _MOST_OF_PRESENT:
@@ -388,14 +325,11 @@ def _range(
     if not found.reaches(low, high):
         return {**shown, "why_no_range": _HIDDEN_BY_BINS}
     middle = (found.low(0.5) + found.high(0.5)) / 2
-    mean, stddev = found.mean(low, high)
     return {
         **shown,
         "low": low,
         "high": high,
         "log": high - middle > _SKEWED * (middle - low),
-        "mean": mean,
-        "stddev_of_mean": stddev,
         "why_no_range": "",
     }
 
@@ -409,9 +343,10 @@ def _shares(found: NoisySum | None, num_rows: float) -> list[dict[str, float]]:
     return [{"share": share, "stddev": stddev} for share in shares]
 
 
-def _written(request: StatisticsRequest, ranges: dict[str, dict[str, Any]]) -> str:
+def _written(
+    text: str, price: StatisticsPrice, ranges: dict[str, dict[str, Any]]
+) -> str:
     """Returns the schema with what was found."""
-    price = request.price
     epsilon = upper_text(price.epsilon)
     where = f"  # by dpsgd statistics, epsilon {epsilon}, delta {price.delta!r}"
     if price.of_runs != 1:
@@ -424,4 +359,4 @@ def _written(request: StatisticsRequest, ranges: dict[str, dict[str, Any]]) -> s
         for name, each in ranges.items()
         if each["low"] is not None
     }
-    return with_fields(request.text, lines)
+    return with_fields(text, lines)

@@ -45,7 +45,7 @@ from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_noise
-from accounting.core.validation import InputError, check_choice, check_float, header
+from accounting.core.validation import InputError, check_float, header
 from accounting.planning.tuning import BEST, Tuning
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME, read_checksums
 from pipelines.core.files.locks import LOCK_NAME, in_use, locked
@@ -73,7 +73,6 @@ from trainer.settings.train_settings import TrainSettings
 
 NAME, STATE_NAME = "tuning.json", "runs.json"
 AUTO, AUC, LOG_LOSS, ACCURACY = "auto", "auc", "log_loss", "accuracy"
-SCORES = (AUTO, AUC, LOG_LOSS, ACCURACY, SQUARED_ERROR)
 #: Task -> its scores, the one of ``AUTO`` first.
 _SCORES = {
     BINARY: (AUC, LOG_LOSS, ACCURACY),
@@ -147,18 +146,23 @@ def check(
       epsilon_of_score: Of the best score, for one of its rows; at most that of the
         model, which it is if None.
       delta_of_score: Of the best score; at most that of the model, which it is if None.
-      score: One of ``SCORES``; auto is AUC, accuracy of more than two classes, or the
-        squared error of a number.
+      score: A metric of the task; auto is AUC, accuracy of more than two classes, or
+        the squared error of a number.
       say: Gets a line for each step of the search for the noise.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
-    check_choice("score", score, SCORES)
     dataset = list_blocks(source)
     plan = batches.plan(dataset.num_examples)
     settings = _settled(candidates, dataset)
     task = settings[0].task
+    score = _SCORES[task][0] if score == AUTO else score
+    if score not in _SCORES[task]:
+        raise InputError(
+            f"Expected --by {score} to be a score of the task {task!r}. Give "
+            f"{' or '.join(_SCORES[task])}."
+        )
     num_rows = _check_scored(scored, dataset)
     asked: dict[str, Any] = {
         "input": source,
@@ -167,7 +171,7 @@ def check(
         "batches": dataclasses.asdict(batches),
         "candidates": [dataclasses.asdict(each) for each in settings],
         "num_runs": num_runs,
-        "score": _score_of(score, task),
+        "score": score,
         **_of_score(settings[0], epsilon_of_score, delta_of_score),
     }
     asked = json.loads(json.dumps(asked, default=str))  # as it is read again
@@ -253,25 +257,19 @@ def _settled(
         described.get("name") == DATASET_NAME
         and described["label"]["task"] == REGRESSION
     )
+    epsilon, delta = settings[0].target_epsilon, settings[0].target_delta
     for each in settings:
         if each.method == NON_PRIVATE or privacy.theorem_of_settings(each):
             raise InputError(
                 f"Expected method={each.method!r} to have the theorem of DP-SGD, from "
                 "which that of the best of several runs follows. Take another --method."
             )
-        if each.of_runs != 1:
+        target = each.target_epsilon, each.target_delta
+        if (*target, each.noise_multiplier, each.of_runs) != (epsilon, delta, None, 1):
             raise InputError(
-                f"Expected of_runs={each.of_runs} to be 1 of a search: its theorem "
-                "gives one epsilon, of which those of several searches add. Omit it."
+                "Expected candidates with one epsilon and delta, no --noise-multiplier "
+                f"and of_runs=1, not {each.of_runs}: the theorem gives all one epsilon."
             )
-        if each.noise_multiplier is not None:
-            raise InputError(
-                "Expected --epsilon of the search, and no --noise-multiplier. Omit it."
-            )
-        if (each.target_epsilon, each.target_delta) != (
-            settings[0].target_epsilon, settings[0].target_delta,
-        ):  # fmt: skip
-            raise InputError("Expected one epsilon and delta of all candidates.")
         check_files_of(each)
         if each.task == OTHER and not has_range:
             raise InputError(
@@ -280,18 +278,6 @@ def _settled(
                 "adds to another score. Give the label a range in the schema."
             )
     return settings
-
-
-def _score_of(score: str, task: str) -> str:
-    known = _SCORES[task]
-    if score == AUTO:
-        return known[0]
-    if score not in known:
-        raise InputError(
-            f"Expected --by {score} to be a score of the task {task!r}. Give "
-            f"{' or '.join(known)}."
-        )
-    return score
 
 
 def begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -387,19 +373,6 @@ class _State:
     score: float | None = None
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def after(self, score: float | None, metrics: dict[str, Any]) -> _State:
-        """Returns the state with one more run.
-
-        Args:
-          score: Of the run, larger is better; None for the worst.
-          metrics: Of its release.
-        """
-        found: dict[str, Any] = {"done": self.done + 1}
-        known, new = (-math.inf if s is None else s for s in (self.score, score))
-        if self.best < 0 or new > known:
-            found |= {"best": self.done, "score": score, "metrics": metrics}
-        return dataclasses.replace(self, **found)
-
 
 def _drawn(request: TuneRequest) -> _State:
     """Returns the state before the first run."""
@@ -417,22 +390,8 @@ def _rows_of(request: TuneRequest) -> tuple[str, ...]:
     return tuple(list_row_groups(folder).digest for folder in folders)
 
 
-def tune(*args: Any, reporter: Reporter | None = None, **settings: Any) -> Any:
-    """Searches for the best candidate, privately; returns the fields of ``NAME``.
-
-    Args:
-      *args: As for `tuning.check`.
-      reporter: Receives progress; None for none.
-      **settings: As for `tuning.check`.
-
-    Raises:
-      InputError: name, value, bound, remedy.
-    """
-    return tune_checked(check(*args, **settings), reporter or Silent())
-
-
 def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
-    """Does what ``tune`` does, for a request that is already checked.
+    """Searches for the best candidate, privately; returns the fields of ``NAME``.
 
     Args:
       request: From `tuning.check`.
@@ -469,9 +428,19 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
                     f"{request.out} began; they have changed. Restore them, or begin "
                     "another search, whose epsilon adds."
                 )
-            state = state.after(*_scored(request, state))
+            score, metrics = _scored(request, state)
+            found = dataclasses.replace(state, done=state.done + 1)
+            if state.best < 0 or _order(score) > _order(state.score):
+                found = dataclasses.replace(
+                    found, best=state.done, score=score, metrics=metrics
+                )
+            state = found
             write_atomically(path, pretty_json(dataclasses.asdict(state)))
         return _published(request, state)
+
+
+def _order(score: float | None) -> float:
+    return -math.inf if score is None else score
 
 
 def _forget(private: pathlib.Path, state: _State) -> None:
