@@ -224,7 +224,6 @@ def report(
     force: bool = False,
     title: str | None = None,
     together: Annotated[str, Parameter(metavar="CLAIM")] = "",
-    audit: LocalPath | None = None,
     delta: Annotated[float | None, OfPrivacy] = None,
     allow_large_delta: AllowLargeDelta = False,
     as_json: Json = False,
@@ -237,10 +236,9 @@ def report(
 
     With --json the same facts go to standard output, and no page is written.
 
-    For example, with a title, and with an audit:
+    For example:
       dpsgd report run --title "Who clicks? Model of May 2026"
-      dpsgd audit run --json > audit.json
-      dpsgd report run --audit audit.json --out audited.html
+      dpsgd report run --delta 1e-8 --out for-review.html
 
     Args:
       run: Folder that `dpsgd train` wrote.
@@ -249,14 +247,12 @@ def report(
       title: Title of the page.  [default: the name of the run's folder]
       together: Claim of all that was released with the run, such as that of `dpsgd
         fit`.
-      audit: Include an audit of the run: the output of `dpsgd audit RUN --json`.
       delta: By default the one the run was trained for.
     """
     check_delta(delta, allow_large_delta)
     options: dict[str, Any] = {
         "title": title,
         "together": together,
-        "audit": audit,
         "delta": delta,
         "allow_large_delta": allow_large_delta,
     }

@@ -3,7 +3,6 @@
     RUN/run_record.json, RUN/manifest.json  what was executed, and on which batches
     RUN/certificate.json                    that the batches are certified, if they are
     RUN/metrics.json, RUN/curve.json        evaluation on held-out examples, if any
-    AUDIT                                   the output of `dpsgd audit RUN --json`
 
 Formal guarantees:
   - Nothing sensitive: all values are named fields of these public files, or functions
@@ -14,8 +13,6 @@ Formal guarantees:
     that needs no run states it again: it contains all that epsilon depends on,
     unrounded.
   - Curves and metrics are taken only from files that say they are of held-out examples.
-  - An audit is accepted only if it is of the plan, the noise, the privacy unit and the
-    sampler's own claim of the run.
   - Equal files have equal reports.
 
 Public: everything.
@@ -23,6 +20,7 @@ Public: everything.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pathlib
 import shlex
@@ -32,13 +30,11 @@ from typing import Any
 from accounting.core import deltas, sampler_registry
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan, steps_and_epochs
-from accounting.core.validation import InputError
 from accounting.statement import PrivacyStatement
 from accounting.trade_off import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
 from pipelines.core.users.bounded import Bounded
-from pipelines.files.storage import read_json
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RECORD_NAME, RunRecord
 from trainer.model.metrics import METRICS, in_words, metric_names
@@ -55,52 +51,6 @@ from trainer.run import privacy
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.methods import NON_PRIVATE
-
-_AUDIT = (
-    "notes", "meaning", "cannot_see", "trials", "confidence", "verdict", "violated",
-)  # fmt: skip
-_CLAIM = ("epsilon", "delta", "noise_multiplier")
-_FINDING = ("confidence", "epsilon_lower_bound")
-
-
-def _read_audit(
-    path: pathlib.Path, record: RunRecord, manifest: Manifest
-) -> dict[str, Any]:
-    """Returns the shown fields of an audit.
-
-    Args:
-      path: File with the output of ``dpsgd audit RUN --json``.
-      record: Record of the run.
-      manifest: Manifest of its batches.
-
-    Raises:
-      InputError: not an audit, or one of another run or of another sampler's claim.
-    """
-    remedy = f"Make it with `dpsgd audit RUN --json > {path}`."
-    fields = read_json(path, remedy=remedy)
-    try:
-        claim = fields["claim"]
-        audited = DpSgdPlan.from_json(fields["audited"])
-        found = {
-            **{name: fields[name] for name in _AUDIT},
-            "claim": {name: claim[name] for name in _CLAIM},
-            "findings": [
-                {name: each[name] for name in _FINDING} for each in fields["findings"]
-            ],
-        }
-        sampler, count = claim["plan"]["sampler"], claim["max_examples_per_user"]
-    except (KeyError, TypeError, InputError):
-        raise InputError(f"Expected {path} to be an audit. {remedy}") from None
-    plan, rows = manifest.plan, privacy.count_of(manifest.dataset)
-    audited_claim = (audited, sampler, claim["noise_multiplier"], count)
-    this_claim = (plan, plan.sampler, record.noise_multiplier, rows)
-    if record.selection or audited_claim != this_claim:
-        raise InputError(
-            f"Expected {path} to be an audit of this run's own claim; it is of another "
-            f"plan, noise, sampler or privacy unit, or of one of several runs. {remedy}"
-        )
-    return found
-
 
 _AGAIN = "Anyone, from the numbers on this page alone: compute epsilon again."
 _TOGETHER = "The {count} runs together are one run of as many steps or epochs."
@@ -195,16 +145,11 @@ def _length(plan: DpSgdPlan) -> dict[str, int]:
     return {"num-steps": plan.num_steps}
 
 
-#: Bump when a field of a report is added or removed, or changes its meaning.
-REPORT_VERSION = 6
-
-
 def collect(
     run: pathlib.Path,
     *,
     title: str | None = None,
     together: str = "",
-    audit: pathlib.Path | None = None,
     delta: float | None = None,
     allow_large_delta: bool = False,
 ) -> dict[str, Any]:
@@ -213,54 +158,65 @@ def collect(
     Arguments as for `page.write_report`.
 
     Raises:
-      InputError: the run is not finished or was edited, or a file is of another run.
+      InputError: the run is not finished or was edited.
     """
     record, manifest = read_finished(run)
-    plan = manifest.plan
-    statement = _statement(
-        record, manifest, delta, allow_large_delta, read_certificate(run)
-    )
-    unit, files = _unit(manifest), _digests(run)
+    plan, name = manifest.plan, run.resolve().name
+    certificate = read_certificate(run)
+    statement = _statement(record, manifest, delta, allow_large_delta, certificate)
+    target, bounded = target_of(manifest), Bounded.of(manifest.dataset)
+    protected = "rows" if bounded is None else "users"
+    digests = {
+        name: hashlib.sha256((run / name).read_bytes()).hexdigest()
+        for name in _READ
+        if (run / name).exists()
+    }
     return {
-        "format": "dpsgd-report",
-        "version": REPORT_VERSION,
-        "title": title or f"Privacy report: {run.resolve().name}",
+        "title": title or f"Privacy report: {name}",
         "together": together,
-        "run": _run(run, record),
-        "target": _target(manifest),
-        "unit": unit,
-        "privacy": _privacy(record, statement, "users" if unit["of_users"] else "rows"),
-        "plan": _plan(plan),
-        "batches": _batches(manifest),
-        "training": _training(record),
+        "run": {each: getattr(record, each) for each in _OF_RUN},
+        "target": target and {"name": target.name, "classes": [*target.classes]},
+        "unit": {
+            "of_users": bounded is not None,
+            "rows_per_user": bounded and bounded.max_examples_per_user,
+            "user_is_example": bounded is not None and bounded.has_users,
+        },
+        "privacy": _privacy(record, statement, protected),
+        "plan": {
+            **plan.to_json(),
+            "sampling_probability": str(plan.sampling_probability),
+            "once_per_epoch": sampler_registry.rules(plan.sampler).once_per_epoch,
+            "fingerprint": plan.fingerprint,
+        },
+        "batches": {
+            "dataset": manifest.dataset.get("name"),
+            "columns": [dataclasses.asdict(each) for each in manifest.columns],
+            "physical_batch_size": manifest.physical_batch_size,
+            "batches_id": manifest.batches_id,
+            "manifest_fingerprint": manifest.fingerprint,
+        },
+        "training": {
+            **{each: getattr(record, each) for each in _OF_TRAINING},
+            "optimizer": _name_first(record.optimizer),
+            "model": _name_first(record.model),
+        },
         "evaluation": _evaluation(run, record),
-        "audit": audit and _read_audit(audit, record, manifest),
-        "commands": _to_verify(run.resolve().name, record, statement, files),
+        "commands": _to_verify(name, record, statement, digests),
         "software": record.versions,
-        "files": files,
+        "files": digests,
     }
 
 
-def _unit(manifest: Manifest) -> dict[str, Any]:
-    """Returns the privacy unit of the batches, JSON-serialisable.
-
-    "of_users" says whether it is a user, else a row; "rows_per_user" is the number of
-    rows that are kept of each, and "user_is_example" whether one example holds them.
-    """
-    bounded = Bounded.of(manifest.dataset)
-    return {
-        "of_users": bounded is not None,
-        "rows_per_user": bounded and bounded.max_examples_per_user,
-        "user_is_example": bounded is not None and bounded.has_users,
-    }
+_READ = (RECORD_NAME, MANIFEST_NAME, CERTIFICATE_NAME, METRICS_NAME, CURVE_NAME)
+#: Fields of the record that the page shows.
+_OF_RUN = ("method", "method_settings", "num_steps_executed")
+_OF_TRAINING = (
+    "noise_multiplier", "l2_norm_clip", "clip_quantile", "expected_batch_size",
+)  # fmt: skip
 
 
-def _target(manifest: Manifest) -> dict[str, Any] | None:
-    """Returns the fields of the `Target`, JSON-serialisable; None if there is none."""
-    found = target_of(manifest)
-    if found is None:
-        return None
-    return {"name": found.name, "classes": list(found.classes)}
+def _name_first(fields: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(fields.items(), key=lambda item: (item[0] != "name", item)))
 
 
 def _statement(
@@ -333,45 +289,6 @@ def _weaknesses(statement: PrivacyStatement, protected: str) -> list[str]:
     return found
 
 
-def _plan(plan: DpSgdPlan) -> dict[str, Any]:
-    fields = plan.to_json()
-    del fields["version"]
-    return {
-        **fields,
-        "sampling_probability": str(plan.sampling_probability),
-        "once_per_epoch": sampler_registry.rules(plan.sampler).once_per_epoch,
-        "fingerprint": plan.fingerprint,
-    }
-
-
-def _batches(manifest: Manifest) -> dict[str, Any]:
-    columns = [
-        {"name": each.name, "dtype": each.dtype, "shape": list(each.shape)}
-        for each in manifest.columns
-    ]
-    return {
-        "dataset": manifest.dataset.get("name"),
-        "columns": columns,
-        "physical_batch_size": manifest.physical_batch_size,
-        "num_files": len(manifest.files),
-        "batches_id": manifest.batches_id,
-        "manifest_fingerprint": manifest.fingerprint,
-    }
-
-
-def _training(record: RunRecord) -> dict[str, Any]:
-    names = (
-        "noise_multiplier", "l2_norm_clip", "clip_quantile", "expected_batch_size",
-        "target_delta",
-    )  # fmt: skip
-    fields = {name: getattr(record, name) for name in names}
-    settings = {
-        name: dict(sorted(value.items(), key=lambda item: (item[0] != "name", item)))
-        for name, value in (("optimizer", record.optimizer), ("model", record.model))
-    }
-    return {**fields, **settings}
-
-
 def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
     """Returns metrics, curves and averages; None if the run was not evaluated.
 
@@ -382,59 +299,42 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
         return None
     metrics, curve = read_metrics(run / METRICS_NAME), run / CURVE_NAME
     names = _in_order(metric_names(metrics))
-    points = read_curve(curve, names) if curve.exists() else []
-    guess = metrics.get("guessing")
+    averages, guess = metrics["aggregates"], metrics.get("guessing")
+    private, width = metrics.get("evaluation"), metrics["uncertainty"]
     return {
         "num_examples": metrics["num_examples"],
         "by_fit": not {"guessing", "evaluation"} & set(metrics),
         "step": metrics.get("step", record.num_steps_executed),
         "last_clip": metrics.get("l2_norm_clip"),
         "metrics": {name: metrics[name] for name in names},
-        "curve": {
-            "step": [point["step"] for point in points],
-            "metrics": {name: [point[name] for point in points] for name in names},
-        },
+        "curve": read_curve(curve, names) if curve.exists() else [],
         "averages": [
             {
                 "name": name,
                 "meaning": MEANINGS.get(name, name),
                 "metrics": {key: values.get(key) for key in names},
             }
-            for name, values in metrics["aggregates"].items()
+            for name, values in averages.items()
         ],
-        "guessing": {key: guess.get(key) for key in names} if guess else None,
+        "guessing": guess and {key: guess.get(key) for key in names},
         "warnings": list(warnings(metrics)),
-        "uncertainty": _uncertainty(metrics["uncertainty"]),
-        "private": _private(metrics.get("evaluation")),
+        "uncertainty": width and {name: width[name] for name in _OF_INTERVALS},
+        "private": private and {name: private[name] for name in _OF_RELEASE},
         "intervals": metrics.get("intervals"),
         "calibration": metrics.get("calibration", []),
     }
 
 
-def _private(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    names = ("claim", "weights", "largest_loss")
-    return found and {name: found[name] for name in names}
+_OF_INTERVALS, _OF_RELEASE = (
+    ("level", "mean_width"),
+    ("claim", "weights", "largest_loss"),
+)
 
 
 def _in_order(names: list[str]) -> list[str]:
     """Returns the names of metrics in the order of ``METRICS``."""
     known = next((t for t in METRICS.values() if set(t[:2]) <= set(names)), ())
     return sorted(names, key=lambda name: (*known, name).index(name))
-
-
-def _uncertainty(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    return found and {name: found[name] for name in ("level", "mean_width")}
-
-
-def _digests(run: pathlib.Path) -> dict[str, str]:
-    names = (
-        RECORD_NAME, MANIFEST_NAME, CERTIFICATE_NAME, METRICS_NAME, CURVE_NAME
-    )  # fmt: skip
-    return {
-        name: hashlib.sha256((run / name).read_bytes()).hexdigest()
-        for name in names
-        if (run / name).exists()
-    }
 
 
 def title_of(metric: str) -> str:

@@ -2,7 +2,7 @@
 
 Formal guarantees:
   - Nothing is fetched: the page has no script, no link to a file and no font, and its
-    content security policy forbids all of them.
+    content security policy forbids all of them.  Its picture is in it.
   - Text of files is escaped: a name cannot become markup.
   - Upper bounds are rounded up, lower bounds down; other numbers to four digits.
   - The file appears complete or not at all, and replaces another only on request.
@@ -12,17 +12,17 @@ Public: everything, see ``facts``.
 
 from __future__ import annotations
 
-import dataclasses
+import base64
 import decimal
 import fractions
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
-from matplotlib.ticker import MaxNLocator
 
 from accounting.core.claim import RELIANCES
 from accounting.statement import CERTIFIED, EVALUATION
@@ -31,109 +31,7 @@ from pipelines.files.outputs import check_new, output_file
 from pipelines.files.storage import StrPath
 from trainer.core import claim_names
 from trainer.html_report import facts
-
-#: Beside the axes there is room for a label such as 1,000,000, or half of it.
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 304, 14, 170
-_LONGEST_LABEL = 9
-
-
-@dataclasses.dataclass(frozen=True)
-class Tick:
-    """A mark on an axis: its coordinate and label."""
-
-    place: float
-    label: str
-
-
-@dataclasses.dataclass(frozen=True)
-class LineChart:
-    """One curve.
-
-    Attributes:
-      points: Coordinates (x, y) of the known points.
-      x_ticks: Ticks of the horizontal axis.
-      y_ticks: Ticks of the vertical axis.
-      left: Start of the horizontal axis.
-      right: End of the horizontal axis.
-    """
-
-    points: tuple[tuple[float, float], ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    left: float = _LEFT
-    right: float = _RIGHT
-
-    @property
-    def path(self) -> str:
-        """The points as SVG writes them."""
-        return " ".join(f"{x},{y}" for x, y in self.points)
-
-
-def line_chart(
-    x_values: Sequence[float], y_values: Sequence[float | None]
-) -> LineChart | None:
-    """Returns the chart of a curve; None if fewer than two points are known.
-
-    Args:
-      x_values: Steps, ascending.
-      y_values: Metric at each step; None where it is not defined.
-    """
-    known = [(x, y) for x, y in zip(x_values, y_values, strict=True) if y is not None]
-    if len(known) < 2:
-        return None
-    x_axis = _Axis([x for x, _ in known], _LEFT, _RIGHT, of_steps=True)
-    y_axis = _Axis([y for _, y in known], _BOTTOM, _TOP)
-    return LineChart(
-        points=tuple((x_axis.place(x), y_axis.place(y)) for x, y in known),
-        x_ticks=x_axis.ticks,
-        y_ticks=y_axis.ticks,
-    )
-
-
-class _Axis:
-    """Maps values to coordinates."""
-
-    def __init__(
-        self,
-        values: Sequence[float],
-        start: float,
-        end: float,
-        *,
-        of_steps: bool = False,
-    ) -> None:
-        low, high = min(values), max(values)
-        # A line that hardly moves looks flat, and its labels are short.
-        least = abs(low) / 100 or 1.0
-        if not of_steps and high - low < least:
-            low, high = (low + high - least) / 2, (low + high + least) / 2
-        locator = MaxNLocator(nbins=4, integer=of_steps, steps=[1, 2, 2.5, 5, 10])
-        ticks = [float(value) for value in locator.tick_values(low, high)]
-        if of_steps:
-            ticks = [tick for tick in ticks if low <= tick <= high]
-        else:
-            low, high = ticks[0], ticks[-1]
-        self._values, self._low, self._high = ticks, low, high
-        self._start, self._end = start, end
-
-    def place(self, value: float) -> float:
-        part = (value - self._low) / (self._high - self._low)
-        return round(self._start + part * (self._end - self._start), 1)
-
-    @property
-    def ticks(self) -> tuple[Tick, ...]:
-        step = self._values[1] - self._values[0]
-        # Enough decimals to tell ticks apart; a step of 2.5 needs one more.
-        digits = max(0, -math.floor(math.log10(step)))
-        digits += not math.isclose(step * 10**digits, round(step * 10**digits))
-        return tuple(
-            Tick(self.place(value), _label(value, digits)) for value in self._values
-        )
-
-
-def _label(value: float, digits: int) -> str:
-    text = f"{value:,.{digits}f}"
-    return text if len(text) <= _LONGEST_LABEL else f"{value:.3g}"
-
+from trainer.report.report import plot_curve
 
 _TEMPLATE = "report.html.jinja"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -145,7 +43,6 @@ def write_report(
     *,
     title: str | None = None,
     together: str = "",
-    audit: StrPath | None = None,
     delta: float | None = None,
     allow_large_delta: bool = False,
     overwrite: bool = False,
@@ -157,14 +54,12 @@ def write_report(
       out: The HTML file to write.
       title: Title of the page; by default it names the run's folder.
       together: Claim of all that was released with the run, as `dpsgd fit` makes it.
-      audit: File with the output of ``dpsgd audit RUN --json``; None for none.
       delta: Delta to state epsilon at; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       overwrite: Whether the page may replace another file.
 
     Raises:
-      InputError: ``out`` cannot be written, the run is not finished or was edited, or a
-        file is of another run.
+      InputError: ``out`` cannot be written, or the run is not finished or was edited.
     """
     path = pathlib.Path(out)
     check_new(
@@ -176,17 +71,12 @@ def write_report(
         pathlib.Path(run),
         title=title,
         together=together,
-        audit=_path(audit),
         delta=delta,
         allow_large_delta=allow_large_delta,
     )
     with output_file(path, overwrite=overwrite) as write:
         write(render(found).encode())
     return found
-
-
-def _path(path: StrPath | None) -> pathlib.Path | None:
-    return None if path is None else pathlib.Path(path)
 
 
 @functools.cache
@@ -206,7 +96,7 @@ def render(found: dict[str, Any]) -> str:
     """Returns the page of the content that ``facts.collect`` returned."""
     return _template().render(
         **found,
-        charts=_charts(found["evaluation"]),
+        picture=_picture(found["evaluation"]),
         certified=CERTIFIED,
         of_evaluation=EVALUATION,
         selection=claim_names.SELECTION,
@@ -214,15 +104,15 @@ def render(found: dict[str, Any]) -> str:
     )
 
 
-def _charts(evaluation: dict[str, Any] | None) -> dict[str, LineChart]:
-    if evaluation is None:
-        return {}
-    curve = evaluation["curve"]
-    drawn = {
-        name: line_chart(curve["step"], values)
-        for name, values in curve["metrics"].items()
-    }
-    return {name: chart for name, chart in drawn.items() if chart is not None}
+def _picture(evaluation: dict[str, Any] | None) -> str:
+    """Returns the curves as PNG in base64; empty for fewer than two points."""
+    points = evaluation["curve"] if evaluation else []
+    if len(points) < 2:
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "curve.png")
+        plot_curve(points, path, title="")
+        return base64.b64encode(path.read_bytes()).decode()
 
 
 def _rounded(side: Callable[[float], int]) -> Callable[[float | None, int], str]:

@@ -133,7 +133,7 @@ def write_private(run: pathlib.Path, metrics: dict[str, Any]) -> None:
 
 
 def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any]]:
-    """Returns the points of the curve of a run.
+    """Returns the points of the curve of a run: steps, and the named metrics.
 
     Args:
       path: Its ``curve.json``.
@@ -142,13 +142,12 @@ def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any
     Raises:
       InputError: as ``read_metrics``.
     """
-    points = _read(path).get("points")
-    wanted = {"step", *names}
+    points, wanted = _read(path).get("points"), ("step", *names)
     if not isinstance(points, list) or not all(
-        _has_numbers(point) and wanted <= set(point) for point in points
+        _has_numbers(point) and {*wanted} <= set(point) for point in points
     ):
         raise _edited(path)
-    return points
+    return [{name: point[name] for name in wanted} for point in points]
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

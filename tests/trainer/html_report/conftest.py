@@ -90,27 +90,3 @@ def make_run(tmp_path: pathlib.Path) -> MakeRun:
         return run
 
     return make
-
-
-@pytest.fixture
-def audit_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
-    """``audit_of(**claim)``: a file like that of `dpsgd audit`."""
-
-    def make(**claim: Any) -> pathlib.Path:
-        fields = {
-            "notes": ["nothing is scaled"],
-            "meaning": "It looks for faults.",
-            "cannot_see": ["faults of training"],
-            "trials": 1000,
-            "confidence": 0.999,
-            "verdict": "consistent: nothing found.",
-            "violated": False,
-            "audited": PLAN.to_json(),
-            "claim": {"plan": PLAN.to_json(), "noise_multiplier": 0.9, "delta": 1e-6,
-                      "epsilon": 1.5, "max_examples_per_user": 1, **claim},
-            "findings": [{"confidence": 0.999, "epsilon_lower_bound": 0.25}],
-        }  # fmt: skip
-        (tmp_path / "audit.json").write_bytes(pretty_json(fields))
-        return tmp_path / "audit.json"
-
-    return make
