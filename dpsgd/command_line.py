@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "verify": (
         "pipelines.cli.batch_commands:verify",
-        "Check batches or prepared data against their checksums.",
+        "Check batches against their checksums.",
     ),
     "train": ("trainer.cli.train_command:train", "Train on batches, with DP-SGD."),
     "tune": (

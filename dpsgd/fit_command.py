@@ -33,7 +33,7 @@ from accounting.core.validation import InputError, check_float, check_int
 from dpsgd import fit_stages
 from dpsgd.fit_options import FitOptions
 from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.cli.table_options import KINDS_WITH_OPTION
+from pipelines.cli.data_commands import KINDS_WITH_OPTION
 from pipelines.core.files.locks import LOCK_NAME, locked
 from pipelines.files.storage import write_atomically
 

@@ -11,7 +11,7 @@ from accounting.cli.command import resolved
 from accounting.cli.options import AllowLargeDelta, LocalText
 from accounting.core.plan import MOST_RUNS
 from accounting.core.settings import RARE, Field, OfPrivacy
-from pipelines.cli.table_options import ColumnOptions
+from pipelines.cli.data_commands import ColumnOptions
 
 
 @resolved

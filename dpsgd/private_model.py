@@ -45,7 +45,7 @@ from pipelines.inputs.parquet_blocks import list_blocks, seems_user_column
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from pipelines.job.job_folder import JOB_NAME
 from pipelines.job.sizing import make_layout
-from pipelines.tables import memory
+from pipelines.tables import prepared_files
 from trainer import keras_model, models
 from trainer.claims.workers import launch
 from trainer.gradients.model_check import check_inputs
@@ -194,12 +194,12 @@ class _Rows:
             self._digest = self.dataset.digest
         else:
             self._source = str(self._private / "data.parquet")
-            self._columns = memory.columns_of(data)
+            self._columns = prepared_files.columns_of(data)
             label = self._columns.get(LABEL)
             if label is not None and label.shape[1:] == (1,):  # as Keras takes it, too
                 self._columns[LABEL] = label.ravel()
-            self.dataset = memory.described(self._columns, self._source)
-            self._digest = memory.digest(self._columns)
+            self.dataset = prepared_files.described(self._columns, self._source)
+            self._digest = prepared_files.digest(self._columns)
         name = None if self.dataset.bounded else seems_user_column(self.dataset.columns)
         if name is not None:
             warnings.warn(
@@ -260,7 +260,7 @@ class _Rows:
             self._check_made_of(made_of)  # of another process in the meantime
             storage.write_atomically(self._record, pretty_json(made_of), mode=0o600)
             if self._columns is not None and not os.path.exists(self._source):
-                memory.write_columns(pathlib.Path(self._source), self._columns)
+                prepared_files.write_columns(pathlib.Path(self._source), self._columns)
             processes.call(MAKE_BATCHES, self._source, str(self._batches), settings)
         return self._batches
 

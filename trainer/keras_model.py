@@ -65,7 +65,7 @@ from accounting.core.validation import InputError, check_int
 from pipelines.batches.folder import read_certificate, read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.storage import StrPath
-from pipelines.tables import memory
+from pipelines.tables import prepared_files
 from trainer import models
 from trainer.claims.lazy_tables import is_plain_sgd
 from trainer.claims.workers import launch
@@ -648,7 +648,7 @@ class PrivateModel(keras.Model):
         """Returns columns with the label among them as ``(x, y)``, else ``data``."""
         if not (isinstance(data, Mapping | pa.Table) or hasattr(data, "to_numpy")):
             return data
-        columns, model = memory.columns_of(data), self._compiled()
+        columns, model = prepared_files.columns_of(data), self._compiled()
         for column in (*model.input_names, *model.label_names):
             if column not in columns:
                 raise InputError(

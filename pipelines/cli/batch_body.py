@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from accounting.cli.options import warn
 from accounting.core.plan import DpSgdPlan
 from pipelines.batches.folder import MANIFEST_NAME
-from pipelines.cli.console import show
-from pipelines.cli.engine import beam_options
+from pipelines.cli.console import beam_options, show
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
 from pipelines.files.processes import RESUMES, stoppable
@@ -133,15 +132,10 @@ def _listing(dataset: Dataset, as_json: bool) -> dict[str, Any]:
         lines = [f"{name}: {rows:,} rows" for name, rows in dataset.files.items()]
     if as_json:
         files = lines if dataset.bounded else dataset.files
-        return {"input_files": files, "hidden_files": list(dataset.hidden)}
-    found = {"input_files": _first(lines), "hidden_files": _first(dataset.hidden)}
-    return {name: listed for name, listed in found.items() if listed}
-
-
-def _first(lines: Sequence[str]) -> list[str]:
+        return {"input_files": files}
     more = len(lines) - _LISTED
     told = [f"and {more:,} more; --json lists them"] if more > 0 else []
-    return [*lines[:_LISTED], *told]
+    return {"input_files": [*lines[:_LISTED], *told]}
 
 
 def run(

@@ -141,7 +141,7 @@ def verify(
     memory_limit: Size | None = None,
     as_json: Json = False,
 ) -> None:
-    """Checks every byte of batches or of prepared data against checksums.
+    """Checks every byte of batches against checksums.
 
     Checksums say that files are as they were written; --resample says that they are
     what plan, key and input determine, whatever wrote them.  Statements of runs then
@@ -152,7 +152,7 @@ def verify(
       dpsgd verify --resample batches --input data/train
 
     Args:
-      directory: Folder that `dpsgd batches` or `dpsgd prepare` wrote.
+      directory: Folder that `dpsgd batches` wrote.
       resample: Also make every record again, by a short reference sampler without Beam,
         and compare.  Writes DIRECTORY/certificate.json if all are equal.
       source: For --resample: --input of `dpsgd batches`.
@@ -161,12 +161,37 @@ def verify(
       memory_limit: For --resample.  [default: 1.4GiB, or 4GiB for large row groups; at
         most half of this machine's]
     """
-    from pipelines.cli import verify_body
+    from pipelines.batches.folder import read_manifest
+    from pipelines.batches.verify import verify as check
+    from pipelines.certify import certify
 
-    asked = {"input": source, "key-file": key_file, "memory-limit": memory_limit}
     with stoppable(), Bars(["files", "steps"]) as bars:
-        check = verify_body.certify if resample else verify_body.verify
-        result = check(directory, asked, bars)
+        if resample:
+            if source is None:
+                raise InputError(
+                    "Expected --input with --resample: the records are made again from "
+                    "it. Give the --input of `dpsgd batches`."
+                )
+            result = certify(
+                directory,
+                source,
+                key_file,
+                memory_limit=memory_limit,
+                progress=bars.update,
+                say=bars.say,
+            )
+        else:
+            others = (("input", source), ("key-file", key_file))
+            for name, value in (*others, ("memory-limit", memory_limit)):
+                if value is not None:
+                    raise InputError(
+                        f"Expected --resample with --{name} {value}. Add it, or omit "
+                        f"--{name}."
+                    )
+            total = len(read_manifest(directory).files)
+            result = check(
+                directory, progress=lambda done: bars.update("files", done, total)
+            )
     if as_json:
         fields = {**vars(result), "findings": list(result.findings)}
         print(json.dumps(fields, indent=2))
@@ -179,4 +204,5 @@ def verify(
             "Make it again, or restore the files."
         )
     if not as_json:
-        print(f"intact: {verify_body.counted(result)}")
+        counted = f"{result.num_files:,} files, {result.num_steps:,} steps"
+        print(f"intact: {counted}{'; certified' if result.certified else ''}")

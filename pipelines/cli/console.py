@@ -1,12 +1,23 @@
-"""Tables of public values that commands print on standard output."""
+"""Tables of public values on standard output; ``--runner``, and options of Beam."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
+
+from accounting.core.validation import InputError, did_you_mean
+from pipelines.files.progress_bars import Bars
+from pipelines.job.runtime import Runtime, quiet_beam
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
 
 def format_size(num_bytes: float) -> str:
@@ -59,3 +70,97 @@ def _for_people(name: str, value: Any) -> str:
     if isinstance(value, (int, float)):
         return f"{value:,}"
     return "none" if value is None else str(value)
+
+
+def check(
+    runner: str | None,
+    others: Sequence[str],
+    num_threads: int | None,
+    names: Sequence[str],
+) -> None:
+    """Refuses flags that contradict each other.
+
+    Args:
+      runner: Name of a Beam runner; None for this process.
+      others: Options that the command does not know.
+      num_threads: Number of threads of this process, if given.
+      names: The options of the command.
+
+    Raises:
+      InputError: Beam's options without a runner, or threads beside one.
+    """
+    if runner is None and others:
+        raise InputError(
+            f"Expected no {others[0]!r}: it is no option of this command, and those of "
+            f"Beam go with --runner. See --help.{_similar(others[0], names)}"
+        )
+    if runner is not None and num_threads is not None:
+        raise InputError("Expected no --threads beside --runner. Leave it out.")
+
+
+def beam_options(
+    arguments: Sequence[str], names: Sequence[str] = ()
+) -> PipelineOptions:
+    """Returns Beam's options, and keeps Beam's log off the terminal.
+
+    Args:
+      arguments: Options for Beam.
+      names: The options of the command.
+
+    Raises:
+      InputError: Beam does not know an option.
+    """
+    quiet_beam()
+    from apache_beam.options import pipeline_options
+
+    class Parser(pipeline_options._BeamArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise InputError(f"Expected options of Beam: {message}.")
+
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for options in pipeline_options.PipelineOptions.__subclasses__():
+        with contextlib.suppress(argparse.ArgumentError):
+            options._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise InputError(
+            f"Expected {unknown[0]} to be an option of this command or of Beam. See "
+            f"--help.{_similar(unknown[0], names)}"
+        )
+    return pipeline_options.PipelineOptions([*arguments])
+
+
+def _similar(given: str, names: Sequence[str]) -> str:
+    return did_you_mean(given.partition("=")[0], names)
+
+
+def runtime(
+    runner: str | None,
+    others: Sequence[str],
+    num_threads: int | None,
+    bars: Bars,
+    names: Sequence[str],
+) -> Runtime:
+    """Returns where tasks run, after ``check``.
+
+    Args:
+      runner: Name of a Beam runner; None for this process.
+      others: Further options of Beam.
+      num_threads: Number of threads of this process, if given.
+      bars: Bars of the progress, one for each step.
+      names: The options of the command.
+
+    Raises:
+      InputError: Beam does not know an option, or the runner may lose elements.
+    """
+    run_tasks = None
+    if runner is not None:
+        options = beam_options([f"--runner={runner}", *others], names)
+        from pipelines.job.engine_tasks import run_on_engine
+        from pipelines.job.poisson_batching import runner_of
+
+        runner_of(options)
+        run_tasks = functools.partial(run_on_engine, options)
+    return Runtime(
+        run_tasks=run_tasks, num_threads=num_threads, on_progress=bars.update
+    )

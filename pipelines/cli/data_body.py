@@ -11,18 +11,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.core.validation import InputError
-from pipelines.cli import engine, user_body
+from pipelines.cli import console
 from pipelines.cli.console import show
-from pipelines.cli.table_options import KINDS_WITH_OPTION, ColumnOptions
+from pipelines.cli.data_commands import KINDS_WITH_OPTION, ColumnOptions
 from pipelines.files.outputs import check_new, output_file
 from pipelines.files.processes import LEAVES_NOTHING, stoppable
 from pipelines.files.progress_bars import Bars
 from pipelines.inputs.input_files import check_outside
 from pipelines.tables import prepare as preparation
+from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.first_schema import Range, first_schema
 from pipelines.tables.kinds import to_moment
+from pipelines.tables.prepare import PrepareSummary, TableOptions, UserOptions
 from pipelines.tables.schema import SPLITS, UNCHOSEN, InputOptions, Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
+
+#: Options about users; the first ones are needed.
+_NEEDED = ("max_examples_per_user", "num_examples")
+_OF_USERS = (*_NEEDED, "sampled", "bound_held_out", "key_file", "memory_limit")
 
 
 def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
@@ -159,7 +165,7 @@ def prepare(
       InputError: flags contradict each other, or the table cannot be prepared.
     """
     num_threads = options.pop("threads", None)
-    engine.check(runner, others, num_threads, names)
+    console.check(runner, others, num_threads, names)
     if isinstance(source, str):
         check_outside(source, out, SPLITS[0], "part-00000.parquet")
     user = options.pop("user", "")
@@ -168,29 +174,23 @@ def prepare(
             "Expected --schema, which says how columns become numbers. `dpsgd schema "
             f"{source}` writes a first one."
         )
-    of_users = user_body.take(options)
+    flags = {name: options.pop(name) for name in _OF_USERS if name in options}
     if schema_file is None:
         prepared = preparation.of_numbers(source, user, **options)
     else:
         schema = Schema.read(schema_file)
         schema = schema.with_user(user) if user else schema
         prepared = preparation.TableOptions(schema=schema, **options)
-    users = user_body.users_of(prepared, of_users)
+    users = _users_of(prepared, flags)
     began = time.perf_counter()
     steps = preparation.STEPS if users else preparation.STEPS[:1]
     with stoppable(LEAVES_NOTHING), Bars(steps) as bars:
-        runtime = engine.runtime(runner, others, num_threads, bars, names)
+        runtime = console.runtime(runner, others, num_threads, bars, names)
         summary = preparation.prepare(
             source, out, prepared, users=users, runtime=runtime
         )
-    seconds = time.perf_counter() - began
-    if users:
-        shown = user_body.shown(out, users.settings, summary)
-        shown["seconds"] = round(seconds, 2)
-    else:
-        shown = _prepared(out, summary, seconds)
-    if summary.has_users:
-        shown = user_body.without_counts(shown)
+    shown = _prepared(out, users.settings if users else None, summary)
+    shown["seconds"] = round(time.perf_counter() - began, 2)
     show("Prepared data", shown, as_json)
 
 
@@ -212,17 +212,63 @@ def _first_schema(out: str, text: str) -> dict[str, Any]:
     }
 
 
-def _prepared(out: str, summary: Any, seconds: float) -> dict[str, Any]:
+def _prepared(
+    out: str, bound: BoundSettings | None, summary: PrepareSummary
+) -> dict[str, Any]:
+    """Returns a summary; with users it has no counts of their rows."""
+    if bound:
+        return {
+            "out": out,
+            "unit_of_privacy": "user",
+            "an_example_is": bound.sampled.removesuffix("s"),
+            "max_examples_per_user": bound.max_examples_per_user,
+            "num_examples": bound.num_examples,
+            "input_files": summary.num_files,
+            "columns_left_out": [bound.user_column, *summary.left_out],
+        }
     fields = {
         "out": out,
         "rows": summary.num_rows,
         "input_files": summary.num_files,
         "malformed_lines": summary.num_bad_lines,
-        "seconds": round(seconds, 2),
-        "rows_per_second": round(sum(summary.num_rows.values()) / seconds),
     }
     if summary.left_out:
         fields["columns_left_out"] = list(summary.left_out)
     if summary.num_bad_lines:
         fields["first_malformed_lines"] = list(summary.bad_lines)
     return fields
+
+
+def _users_of(prepared: TableOptions, flags: dict[str, Any]) -> UserOptions | None:
+    """Returns how users are bounded; None if the table has none.
+
+    Args:
+      prepared: Options of the table.
+      flags: Flags about users, by name.
+
+    Raises:
+      InputError: flags without a column of users, or missing flags.
+    """
+    user = prepared.schema.user
+    if not user:
+        if not flags:
+            return None
+        flag = next(iter(flags)).replace("_", "-").replace("sampled", "sample")
+        raise InputError(
+            f"Expected no --{flag} without a column of users. "
+            f"Leave it out, or name the column of ids by --user."
+        )
+    missing = [name.replace("_", "-") for name in _NEEDED if name not in flags]
+    if missing:
+        raise InputError(
+            f"Expected --{' and --'.join(missing)} beside column {user} of kind user, "
+            "such as --max-examples-per-user 5 --num-examples NUMBER: they bound the "
+            "rows kept of a user and of all, for training. NUMBER is public; of ten "
+            "times the rows that are kept, batches hold a tenth of --batch-size. Give "
+            'both, or write kind = "drop" in the schema.'
+        )
+    names = [name for name in (*_NEEDED, "sampled") if name in flags]
+    settings = BoundSettings(
+        user_column=user, **{name: flags.pop(name) for name in names}
+    )
+    return UserOptions(settings=settings, **flags)

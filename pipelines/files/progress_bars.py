@@ -55,9 +55,7 @@ class Bars:
         self._last_line = time.monotonic()
         self._told: dict[str, float] = {}
         self._tasks = {
-            label: self._progress.add_task(
-                label, total=None, start=False, speed="", first=0
-            )
+            label: self._progress.add_task(label, total=None, start=False, speed="")
             for label in labels
         }
 
@@ -81,9 +79,7 @@ class Bars:
 
         Arguments as for ``Bars.update``; ``done`` does not count for the speed.
         """
-        self._progress.reset(
-            self._tasks[label], total=total, completed=done, first=done, speed=""
-        )
+        self._progress.reset(self._tasks[label], total=total, completed=done, speed="")
         self._told.pop(label, None)
         self._last_line = time.monotonic()
         if self._is_terminal:
@@ -95,9 +91,7 @@ class Bars:
 
     def advance(self, label: str, amount: int) -> None:
         """Adds ``amount``, the units done since the last call; see ``Bars.update``."""
-        self._start(label)
-        self._progress.advance(self._tasks[label], amount)
-        self._tell(label)
+        self._move(label, advance=amount)
 
     def update(self, label: str, done: int, total: int) -> None:
         """Sets the progress.
@@ -107,38 +101,27 @@ class Bars:
           done: Units done so far.
           total: Units in all.
         """
-        self._start(label)
-        self._progress.update(self._tasks[label], completed=done, total=total)
-        self._progress.update(self._tasks[label], speed=self._speed(label))
-        self._tell(label)
+        self._move(label, completed=done, total=total)
 
-    def _speed(self, label: str) -> str:
-        """Returns the mean speed; empty without a unit."""
-        task = self._progress.tasks[self._tasks[label]]
-        if not self._unit:
-            return ""
-        rate = (task.completed - task.fields["first"]) / max(task.elapsed or 0, 1e-9)
-        return f"{rate:.1f} {self._unit}s/s"
-
-    def _start(self, label: str) -> None:
-        task = self._tasks[label]
-        if self._progress.tasks[task].start_time is None:
+    def _move(self, label: str, **how: float) -> None:
+        """Updates a bar; without a terminal prints a line every ``_LINE_SECONDS``."""
+        number = self._tasks[label]
+        task = self._progress.tasks[number]
+        if task.start_time is None:
             if self._is_terminal:
                 self._progress.start()  # not before there is something to show
-            self._progress.start_task(task)
-
-    def _tell(self, label: str) -> None:
-        """Prints a line, at most every ``_LINE_SECONDS``, without a terminal."""
+            self._progress.start_task(number)
+        self._progress.update(number, **how)  # type: ignore[arg-type]
+        speed = f"{task.speed:.1f} {self._unit}s/s" if self._unit and task.speed else ""
+        self._progress.update(number, speed=speed)
         now = time.monotonic()
-        task = self._progress.tasks[self._tasks[label]]
         quiet = now - self._last_line < _LINE_SECONDS and task.completed != task.total
         if self._is_terminal or quiet or self._told.get(label) == task.completed:
             return
         self._last_line, self._told[label] = now, task.completed
-        unit, speed, left = self._unit, self._speed(label), task.time_remaining
+        unit, left = self._unit and f"{self._unit} ", task.time_remaining
         print(
-            f"{label}: {unit}{' ' if unit else ''}"
-            f"{task.completed:,.0f} of {task.total or 0:,.0f}"
+            f"{label}: {unit}{task.completed:,.0f} of {task.total or 0:,.0f}"
             + (f", {speed}" if speed else "")
             + (f", {left:.0f} s left" if left is not None else ""),
             file=sys.stderr,

@@ -8,8 +8,8 @@ Formal guarantees:
   - Every visible file of a folder is returned.  A file with another suffix, an entry
     that is not a file, a broken link, and a folder that cannot be listed are errors
     that name it.
-  - Hidden files are not returned, but their names are, unless a part of a glob begins
-    with the same dot or underscore.
+  - Hidden files are not returned, unless a part of a glob begins with the same dot or
+    underscore.
   - ``**`` in a glob matches any number of folders, including none.
   - No local file is returned twice, whatever links lead to it: otherwise each of its
     rows would be two examples, and the stated epsilon false.
@@ -22,7 +22,6 @@ error about a partition quotes them.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import os
 import pathlib
@@ -41,28 +40,18 @@ from pipelines.files.storage import is_remote, join
 _ALL = "**/*"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
-    """The files of an input.
-
-    Attributes:
-      files: (path, name relative to the input) of each, in the order of the names.
-      hidden: Names of the hidden files and folders that were skipped.
-    """
-
-    files: tuple[tuple[str, str], ...]
-    hidden: tuple[str, ...] = ()
-
-
 def find_files(
     pattern: str, *, suffix: str = ".parquet", option: str = "--input"
-) -> Found:
-    """Returns the files that ``pattern`` stands for.
+) -> list[tuple[str, str]]:
+    """Returns the files that ``pattern`` stands for, in the order of their names.
 
     Args:
       pattern: A file, a folder or a glob.
       suffix: Required suffix of the files in a folder.
       option: The command-line option of ``pattern``, for messages.
+
+    Returns:
+      Path of each, and its name relative to the input.
 
     Raises:
       InputError: there is no file, or one that the guarantees above refuse.
@@ -74,15 +63,19 @@ def find_files(
                 f"Expected ** in {option} {pattern} to stand for whole folders, as in "
                 "a/**/b."
             )
-        found, hidden = _listed(root, names) if names else (_file(root), set[str]())
-        files = tuple((join(root, name) if names else root, name) for name in found)
+        if names:
+            found = _listed(root, names)
+            files = [(join(root, name), name) for name in found]
+        else:
+            files = [(root, root.rsplit("/", 1)[-1])] if storage.exists(root) else []
         if not files:
-            told = [f" except hidden ones such as {each}" for each in sorted(hidden)]
             raise InputError(
-                f"Expected files at {option} {pattern}; there are none"
-                f"{without_values(''.join(told[:1]))}."
+                f"Expected files at {option} {pattern}; there are none, except hidden "
+                "ones, if any: names that begin with a dot or an underscore."
             )
-        _check_partitions(found, f"{option} {pattern}", root, names)
+        _check_partitions(
+            [name for _, name in files], f"{option} {pattern}", root, names
+        )
         others = [path for path, _ in files if not path.endswith(suffix)]
         if names == _ALL and others:
             raise InputError(
@@ -98,7 +91,7 @@ def find_files(
             f"Expected {place} of {option} to be readable: "
             f"{error.strerror or type(error).__name__}."
         ) from None
-    return Found(files=files, hidden=tuple(sorted(hidden)))
+    return files
 
 
 def check_outside(pattern: str, out: str, *names: str) -> None:
@@ -118,7 +111,7 @@ def check_outside(pattern: str, out: str, *names: str) -> None:
     file = os.path.join(os.path.realpath(out), *names)
     below = os.path.relpath(file, os.path.realpath(root or "."))
     is_below = bool(wanted) and below.split(os.sep)[0] != os.pardir
-    if is_below and _matches(below, wanted) and not _hidden(below, wanted):
+    if is_below and _matches(below, wanted) and _is_visible(below, wanted):
         raise InputError(
             f"Expected --out {out} not to lie in --input {pattern}, which would "
             "be read with it the next time. Choose a place outside of it."
@@ -145,43 +138,29 @@ def _root_and_names(text: str) -> tuple[str, str]:
     return text[:end], "/".join(parts)
 
 
-def _file(path: str) -> list[str]:
-    return [path.rsplit("/", 1)[-1]] if storage.exists(path) else []
-
-
 def _matches(name: str, names: str) -> bool:
     return re.match(glob_translate(names), name) is not None
 
 
-def _hidden(name: str, names: str) -> str:
-    """Returns the path to the first hidden name of a path; empty if there is none.
-
-    A name is not hidden if the glob spells its dot or underscore.
-    """
+def _is_visible(name: str, names: str) -> bool:
+    """Whether no part of a path is hidden, but for those that the glob spells."""
     spelled = {part[:1] for part in names.split("/")}
-    parts = name.split("/")
-    for depth, part in enumerate(parts, 1):
-        is_hidden = part[0] == "." or (part[0] == "_" and "=" not in part)
-        if is_hidden and part[0] not in spelled:
-            return "/".join(parts[:depth])
-    return ""
+    return not any(
+        (part[0] == "." or (part[0] == "_" and "=" not in part))
+        and part[0] not in spelled
+        for part in name.split("/")
+    )
 
 
-def _listed(root: str, names: str) -> tuple[list[str], set[str]]:
-    """Returns the visible files that match, and what is hidden."""
-    hidden = set[str]()
-
-    def is_visible(name: str) -> bool:
-        found = _hidden(name, names)
-        hidden.update([found] if found else [])
-        return not found
+def _listed(root: str, names: str) -> list[str]:
+    """Returns the visible files that match."""
 
     def may_hold(folder: str) -> bool:
         is_deep = folder.count("/") >= names.count("/")
-        return ("**" in names or not is_deep) and is_visible(folder)
+        return ("**" in names or not is_deep) and _is_visible(folder, names)
 
-    there = (each for each in storage.walk(root, may_hold) if _matches(each, names))
-    return sorted(filter(is_visible, there)), hidden
+    there = storage.walk(root, may_hold)
+    return sorted(n for n in there if _matches(n, names) and _is_visible(n, names))
 
 
 def _quoted(option: str, root: str, *parts: str) -> str:

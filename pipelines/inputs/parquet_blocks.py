@@ -17,6 +17,13 @@ Formal guarantees:
   - Columns that are not fixed-width numbers are refused before any work, as are nulls
     that the footer counts; other nulls are refused when the block is read.  No message
     holds a value.
+  - Up to the PRF assumption on keyed BLAKE2b: every digest of the input that is sent to
+    workers is keyed, and reveals nothing about it; ``KnownInput.is_listed`` accepts the
+    file of a block only with the footer that was listed; and one sampling key gives
+    independent choices for two inputs that differ in the names, the rows or the footers
+    of their files: choices derive from ``data_set_key``.  Inputs with equal names and
+    footers count as the same.  A worker that reads another key than the job's is
+    refused.
   - A ``Block``, which is sent through an engine, holds only public values.
 
 Public: names, types, shapes and numbers of rows.  Sensitive: rows and footers.
@@ -39,6 +46,7 @@ import pyarrow.parquet as pq
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import DTYPES, Column
 from pipelines.core.choices import BlockSpan
+from pipelines.core.keys import commitment, derive
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.files.storage import is_remote
 from pipelines.inputs.input_files import find_files
@@ -86,14 +94,12 @@ class Listing:
     Attributes:
       blocks: Row groups, in the order of name and number.
       files: Name -> number of rows, of every file.
-      hidden: Names of hidden files and folders that were skipped.
       footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
       schema: Schema of every file; None before they are written.
     """
 
     blocks: tuple[Block, ...]
     files: dict[str, int]
-    hidden: tuple[str, ...]
     footers: dict[str, str] = dataclasses.field(repr=False)
     schema: pa.Schema | None = None
 
@@ -324,10 +330,9 @@ def list_row_groups(
       InputError: no rows, or unreadable or differing files.
     """
     _check_one_split(pattern)
-    found = find_files(pattern)
     blocks: list[Block] = []
     schema, files, footers = None, dict[str, int](), dict[str, str]()
-    for path, name in found.files:
+    for path, name in find_files(pattern):
         with open_listed(path) as file:
             footer = footer_digest_of(file, path)
             parquet = _parquet_file(file, path)
@@ -359,7 +364,6 @@ def list_row_groups(
         schema=schema,
         blocks=tuple(blocks),
         files=files,
-        hidden=found.hidden,
         footers=footers,
     )
 
@@ -549,3 +553,69 @@ def read_table(block: Block, names: Sequence[str], is_listed: IsListed) -> pa.Ta
                 f"Expected row group {block.row_group} of {block.path} to be intact "
                 f"and to hold no nulls: {type(error).__name__}."
             ) from None
+
+
+#: Another file passes with probability 2**-128.
+_TAG_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownInput:
+    """The digests that are sent to the workers.  Public.
+
+    Attributes:
+      input_id: Commitment to the sampling key and the digest of the input.
+      tags: Keyed digests: first one that identifies the key; then, for each block,
+        that of the footer of its file.
+    """
+
+    input_id: str
+    tags: bytes = dataclasses.field(repr=False)
+
+    def data_set_key(self, sampling_key: bytes) -> bytes:
+        """Returns the key from which all choices for this data set derive.  Secret.
+
+        Raises:
+          InputError: the sampling key is not that of the job.
+        """
+        key = derive(sampling_key, "data set", self.input_id)
+        if self.tags[:_TAG_BYTES] != _tag(key, "key"):
+            raise InputError(
+                "Expected the key file of this worker to hold the key of this job. "
+                "Let every worker read the same file, then run the job again."
+            )
+        return key
+
+    def is_listed(self, data_set_key: bytes, block: Block, footer: str) -> bool:
+        """Returns whether the file of a block is the one that was listed.
+
+        Args:
+          data_set_key: From ``KnownInput.data_set_key``.
+          block: Block of the data set.
+          footer: Current ``footer_digest`` of its file.
+        """
+        start = (1 + block.ordinal) * _TAG_BYTES
+        listed = self.tags[start : start + _TAG_BYTES]
+        return listed == _footer_tag(data_set_key, block, footer)
+
+
+def know_input(sampling_key: bytes, dataset: Listing) -> KnownInput:
+    """Returns the keyed digests that workers need of a data set.
+
+    Args:
+      sampling_key: Secret, 32 bytes.
+      dataset: From ``list_blocks`` or ``list_row_groups``.
+    """
+    input_id = commitment(sampling_key, "input", dataset.digest)
+    key = derive(sampling_key, "data set", input_id)
+    footers = dataset.footers
+    listed = (_footer_tag(key, block, footers[block.name]) for block in dataset.blocks)
+    return KnownInput(input_id, b"".join([_tag(key, "key"), *listed]))
+
+
+def _tag(data_set_key: bytes, *labels: str | int) -> bytes:
+    return derive(data_set_key, "tag", *labels)[:_TAG_BYTES]
+
+
+def _footer_tag(data_set_key: bytes, block: Block, footer: str) -> bytes:
+    return _tag(data_set_key, "footer", block.ordinal, footer)

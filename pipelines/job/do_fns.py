@@ -37,8 +37,7 @@ from pipelines.files.storage import (
     read_bytes,
     write_atomically,
 )
-from pipelines.inputs.known_input import KnownInput
-from pipelines.inputs.parquet_blocks import Block
+from pipelines.inputs.parquet_blocks import Block, KnownInput
 from pipelines.job import runtime
 from pipelines.job.job_folder import checksum_path, read_checksum
 from pipelines.job.packing import (

@@ -38,8 +38,7 @@ from pipelines.core.threads import in_order, num_cores
 from pipelines.files import outputs, storage
 from pipelines.files.key_sources import read_key_file
 from pipelines.files.storage import StrPath, absolute, is_remote, join
-from pipelines.inputs.known_input import know_input
-from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.inputs.parquet_blocks import Dataset, know_input, list_blocks
 from pipelines.job import runtime
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.do_fns import Secrets

@@ -40,8 +40,7 @@ import apache_beam as beam
 
 from accounting.core.validation import InputError
 from pipelines.files.key_sources import read_key_file
-from pipelines.inputs.known_input import KnownInput, know_input
-from pipelines.inputs.parquet_blocks import Dataset
+from pipelines.inputs.parquet_blocks import Dataset, KnownInput, know_input
 from pipelines.job.do_fns import (
     SampleBlockFn,
     Secrets,

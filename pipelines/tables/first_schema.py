@@ -120,7 +120,7 @@ def first_schema(
             f"Expected label {label} to be of two --classes or more, such as no,yes; "
             "or to be a number with a --range, and no classes."
         )
-    is_typed, taken, split = file.format == PARQUET, set[str](), _SPLIT
+    is_typed, taken = file.format == PARQUET, {*RESERVED_NAMES, LABEL}
     tables = []
     for name, kind in types.items():
         chosen = kinds.get(name) or _kind(name, kind, is_typed)
@@ -129,18 +129,23 @@ def first_schema(
             chosen, lines = LABEL, _label(kind, classes, ranges.get(name), is_typed)
         elif chosen == "numeric" and name not in kinds and _IS_ID.search(name):
             lines += ['# of ids: kind = "drop", "category" or "user"']
-        elif chosen == USER:
-            split = _SPLIT_BY_USER.format(user=_word(name))
-        head = f"\n[columns.{_key(name)}]{f'  # {kind}' if is_typed else ''}"
+        if chosen not in (LABEL, USER, "drop"):
+            usable = usable_name(name)
+            others = (f"{usable}_{number}" for number in itertools.count(2))
+            free = next(e for e in itertools.chain([usable], others) if e not in taken)
+            taken.add(free)
+            lines = lines if free == usable else [f'name = "{free}"', *lines]
+        head = f"[columns.{_key(name)}]{f'  # {kind}' if is_typed else ''}"
         hint = f"  # {', '.join(KINDS)}" if chosen == UNCHOSEN else ""
-        lines = [f'kind = "{chosen}"{hint}', *_name(name, chosen, taken), *lines]
-        tables.append("\n".join([head, *lines]))
+        tables.append("\n".join([head, f'kind = "{chosen}"{hint}', *lines]))
     source = "names and types of columns" if is_typed else "names of columns"
-    text = _HEAD.format(source=source, version=VERSION)
+    head = _HEAD.format(source=source, version=VERSION)
     if fields := options.model_dump(exclude_defaults=True):
-        text += "\n[input]\n"
-        text += "".join(f"{name} = {_value(each)}\n" for name, each in fields.items())
-    return "\n".join([text.rstrip("\n"), split.rstrip("\n"), *tables]) + "\n"
+        lines = [f"{name} = {_value(each)}" for name, each in fields.items()]
+        head += "\n".join(["", "[input]", *lines, ""])
+    users = [name for name, kind in kinds.items() if kind == USER]
+    split = _SPLIT_BY_USER.format(user=_value(users[0])) if users else _SPLIT
+    return "\n".join([head + split, "\n\n".join(tables)]) + "\n"
 
 
 # --- From names and types -----------------------------------------------------------
@@ -155,33 +160,31 @@ def _kind(name: str, kind: str, is_typed: bool) -> str:
 
 def _lines(kind: str, chosen: str, ends: Range | None) -> list[str]:
     """Returns the lines after the kind of a column."""
-    is_list = cells.family(kind) == cells.LIST
     length = []
-    if is_list and chosen in ("numeric", "category"):
+    if cells.family(kind) == cells.LIST and chosen in ("numeric", "category"):
         sizes = re.findall(r"\[([0-9]*)\]", kind)
         length = ["length = 16  # longer lists are cut, shorter ones padded with 0"]
         if all(sizes):
             length = [f"length = {math.prod(map(int, sizes))}"]
-    if chosen == "numeric":
-        hint = "# range = [0, 100]  # clips, and scales to [-1, 1]; also: log = true"
-        return [*length, hint if ends is None else _range(ends)]
-    if chosen == "category":
-        hint = '# vocabulary = ["red", "green"]  # in place of buckets'
-        return [*length, "buckets = 1024  # of the hash", hint]
     if chosen == "date":
         hours = cells.family(kind) != cells.DATE  # text may hold days alone, or times
-        parts = [part for part in PARTS if part != "hour" or hours]
+        parts = [part for part in PARTS if hours or part != "hour"]
         if ends is not None:
             return [f"parts = {json.dumps(parts)}", _range(ends)]
         parts.remove(DAYS)
-        return [
-            f"parts = {json.dumps(parts)}",
-            f"# also {DAYS}, which need a range, as years may have one:",
-            "# range = [2020-01-01, 2030-01-01]",
-        ]
-    if chosen == "text":
-        return ["tokens = 32  # words that are kept", "buckets = 8192"]
-    return ["# none may be missing; the ids are removed"] if chosen == USER else []
+        hint = f"# also {DAYS}, which need a range: [2020-01-01, 2030-01-01]"
+        return [f"parts = {json.dumps(parts)}", hint]
+    hint = "# range = [0, 100]  # clips, and scales to [-1, 1]; also: log = true"
+    return {
+        "numeric": [*length, hint if ends is None else _range(ends)],
+        "category": [
+            *length,
+            "buckets = 1024  # of the hash",
+            '# vocabulary = ["red", "green"]  # in place of buckets',
+        ],
+        "text": ["tokens = 32  # words that are kept", "buckets = 8192"],
+        USER: ["# none may be missing; the ids are removed"],
+    }.get(chosen, [])
 
 
 def _range(ends: Range) -> str:
@@ -193,8 +196,7 @@ def _label(
     kind: str, classes: Sequence[str], ends: Range | None, is_typed: bool
 ) -> list[str]:
     """Returns the lines after the kind of the label."""
-    task, line = BINARY, ""
-    held = cells.family(kind)
+    task, line, held = BINARY, "", cells.family(kind)
     if ends is not None:
         task, line = REGRESSION, _range(ends)
     elif classes:
@@ -214,30 +216,10 @@ def _label(
 # --- TOML ---------------------------------------------------------------------------
 
 
-def _name(column: str, chosen: str, taken: set[str]) -> list[str]:
-    """Returns the line of an output's name, if that of the column is taken."""
-    if chosen in (LABEL, USER, "drop"):
-        return []
-    name = usable_name(column)
-    others = (f"{name}_{number}" for number in itertools.count(2))
-    used = {*taken, *RESERVED_NAMES, LABEL}
-    free = next(e for e in itertools.chain([name], others) if e not in used)
-    taken.add(free)
-    return [] if free == name else [f'name = "{free}"']
-
-
 def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _word(name)
-
-
-def _word(text: str) -> str:
-    # TOML's strings are JSON's, but with this character escaped.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _value(name)
 
 
 def _value(value: str | bool | Sequence[str]) -> str:
-    if isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, str):
-        return _word(value)
-    return f"[{', '.join(map(_word, value))}]"
+    # TOML's values are JSON's, but with this character escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

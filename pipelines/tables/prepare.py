@@ -171,7 +171,6 @@ class PrepareSummary:
     num_bad_lines: int
     bad_lines: tuple[str, ...]
     left_out: tuple[str, ...] = ()
-    has_users: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,42 +217,15 @@ class _Job:
         """Whether each row has a part of its own; else shares of all rows decide."""
         return self.options.schema.split.by != FRACTION
 
-    def _pieces(
+    def pieces_in(
         self, folder: pathlib.Path, prefix: str, schema: pa.Schema, **how: Any
     ) -> Pieces:
+        """Returns a writer of pieces; arguments as for `Pieces`."""
         options, num_groups = self.options, self.options.row_groups_per_file
         if not self.is_by_row:  # where a part ends within a piece it is written again
             size = sum(file.size for task in self.tasks for _, file in task)
             num_groups = min(num_groups, 1 + (size >> 30))
         return Pieces(folder, prefix, schema, options.rows_of_group, num_groups, **how)
-
-    def copy(
-        self,
-        pieces: Sequence[pathlib.Path],
-        folder: pathlib.Path,
-        prefix: str,
-        schema: pa.Schema,
-        first: int = 0,
-        last: int | None = None,
-    ) -> None:
-        """Writes the rows of pieces to others.
-
-        Args:
-          pieces: The pieces.
-          folder: Folder of the others.
-          prefix: Of their names.
-          schema: Their columns.
-          first: Number of the first row.
-          last: Number of the row after the last one; None for all.
-        """
-        before, size = 0, self.options.rows_of_group
-        with self._pieces(folder, prefix, schema, or_empty=True) as out:
-            for piece in pieces:
-                for batch in pq.ParquetFile(piece).iter_batches(size):
-                    table = pa.Table.from_batches([batch]).select(schema.names)
-                    rest = None if last is None else max(last - before, 0)
-                    out.write(table[max(first - before, 0) : rest])
-                    before += len(batch)
 
     def convert(self, task: int) -> None:
         """Writes the rows of the files of a task to pieces, and then their count."""
@@ -262,7 +234,7 @@ class _Job:
         with contextlib.ExitStack() as opened:
             pieces = [
                 opened.enter_context(
-                    self._pieces(self.path("pieces", part), f"{task:05d}-", schema)
+                    self.pieces_in(self.path("pieces", part), f"{task:05d}-", schema)
                 )
                 for part in (SPLITS if self.is_by_row else SPLITS[:1])
             ]
@@ -427,7 +399,6 @@ def prepare(
         num_bad_lines=total.num_bad,
         bad_lines=tuple(total.told()),
         left_out=tuple(left_out),
-        has_users=bool(schema.user),
     )
 
 
@@ -525,6 +496,30 @@ def split_counts(num_rows: int, split: Sequence[int]) -> tuple[int, ...]:
     return tuple(after - before for before, after in itertools.pairwise(bounds))
 
 
+#: A piece, and the first and the last row of it.
+_Range = tuple[pathlib.Path, int, int]
+
+
+def _ranges(job: _Job, num_rows: int) -> list[list[_Range]]:
+    """Returns what each part is made of."""
+    found = [
+        [(each, 0, pq.read_metadata(each).num_rows) for each in job.pieces(part)]
+        for part in SPLITS
+    ]
+    if job.is_by_row:
+        return found
+    counts = split_counts(num_rows, job.options.schema.split.shares)
+    starts, before = [0, *itertools.accumulate(counts)], 0
+    parts: list[list[_Range]] = [[] for _ in SPLITS]
+    for piece, _, size in found[0]:
+        for part, (start, end) in zip(parts, itertools.pairwise(starts), strict=True):
+            first, last = max(start - before, 0), min(end - before, size)
+            if first < last:
+                part.append((piece, first, last))
+        before += size
+    return parts
+
+
 def _write(
     job: _Job,
     folder: pathlib.Path,
@@ -538,31 +533,41 @@ def _write(
     Raises:
       InputError: there are no rows for training, or too few slots.
     """
-    schema = job.options.schema
-    if job.is_by_row:
-        sizes = [
-            sum(pq.read_metadata(piece).num_rows for piece in job.pieces(part))
-            for part in SPLITS
-        ]
-    else:
-        sizes = list(split_counts(num_rows, schema.split.shares))
+    ranges = _ranges(job, num_rows)
+    sizes = [sum(last - first for _, first, last in part) for part in ranges]
     if not sizes[0]:
-        some = "" if schema.user else f" of the {sum(sizes)}"
+        some = "" if job.options.schema.user else f" of the {sum(sizes)}"
         raise InputError(
             f"Expected rows for training; none{some} rows is in that part. Fix [split] "
             "of the schema, or give more rows."
         )
-    if not job.is_by_row:
-        _cut(job, sizes)
-    for part in SPLITS:
+    for part, pieces in zip(SPLITS, ranges, strict=True):
         (folder / part).mkdir(mode=0o700)
-        if users is None:
-            _publish(job, folder / part, job.pieces(part))
-        elif part == SPLITS[0] or users.bound_held_out:
+        if users and (part == SPLITS[0] or users.bound_held_out):
             _bound(job, folder, part, users, table, runtime)
+        elif not pieces or job.key_file:  # numbers of users are left out
+            _copy(job, pieces, folder / part, "part-")
         else:
-            _publish(job, folder / part, job.pieces(part))
+            for number, (piece, first, last) in enumerate(pieces):
+                if last - first < pq.read_metadata(piece).num_rows:
+                    _copy(job, [(piece, first, last)], job.path(), f"{part}-{number}-")
+                    piece = job.path(f"{part}-{number}-00000.parquet")
+                os.rename(piece, folder / part / f"part-{number:05d}.parquet")
     return sizes
+
+
+def _copy(
+    job: _Job, pieces: Sequence[_Range], folder: pathlib.Path, prefix: str
+) -> None:
+    """Writes rows of pieces to files, at least to one."""
+    schema, size = job.options.rows_schema, job.options.rows_of_group
+    with job.pieces_in(folder, prefix, schema, or_empty=True) as out:
+        for piece, first, last in pieces:
+            before = 0
+            for batch in pq.ParquetFile(piece).iter_batches(size):
+                table = pa.Table.from_batches([batch]).select(schema.names)
+                out.write(table[max(first - before, 0) : max(last - before, 0)])
+                before += len(batch)
 
 
 def _bound(
@@ -591,29 +596,3 @@ def _bound(
         row_groups_per_file=job.options.row_groups_per_file,
         on_progress=lambda done, all_: runtime.on_progress(CHOOSE, done, all_),
     )
-
-
-def _publish(job: _Job, target: pathlib.Path, pieces: Sequence[pathlib.Path]) -> None:
-    """Moves the pieces of a part to where they belong; a part has at least a file."""
-    if not pieces or job.key_file:  # numbers of users are left out
-        job.copy(pieces, target, "part-", job.options.rows_schema)
-        return
-    for number, path in enumerate(pieces):
-        os.rename(path, target / f"part-{number:05d}.parquet")
-
-
-def _cut(job: _Job, sizes: Sequence[int]) -> None:
-    """Moves pieces of the first part to the others, from the row where these begin."""
-    starts, before = [0, *itertools.accumulate(sizes)], 0
-    for piece in job.pieces(SPLITS[0]):
-        num_rows = pq.read_metadata(piece).num_rows
-        for part, (start, end) in zip(SPLITS, itertools.pairwise(starts), strict=True):
-            first, last = max(start - before, 0), min(end - before, num_rows)
-            folder = job.path("pieces", part)
-            if last - first == num_rows:
-                os.rename(piece, folder / piece.name)
-            elif first < last:
-                job.copy([piece], folder, f"{piece.stem}-", job.schema, first, last)
-        if any(before < start < before + num_rows for start in starts):
-            piece.unlink()  # it was copied
-        before += num_rows

@@ -1,53 +1,60 @@
-"""The files that ``prepare`` writes, and the record by which they are verified.
+"""Files of numbers: those that ``prepare`` writes, their record, and columns in memory.
 
     OUT/train/part-00000.parquet ...   rows
-    OUT/_prepared.json                 rows and digest of every file, the schema
+    OUT/_prepared.json                 rows and footer of every file, the schema
                                        and the settings; sensitive
 
 Readers of a folder skip names that begin with an underscore.
 
-Formal guarantees, if ``verify_prepared`` returns no findings:
-  - every file is there, byte for byte as it was written, and there is no other file;
-  - the record was not edited, unless its fingerprint was computed anew.
+    columns = columns_of({"x": x, "label": y})     # or a DataFrame, or an Arrow table
+    write_columns("data.parquet", columns)
 
-Public: schema, settings and findings, which name files.  Sensitive: all else.
+Missing values of pandas and Arrow are refused, as everywhere.  NaN is a number: a model
+may replace it, and a row whose loss is not finite contributes nothing.
+
+Formal guarantees:
+  - Pages have checksums, by which a reader finds every changed byte of a value.
+  - The type of a column in memory, which manifests publish, depends on the type that
+    was given and on no value.  Floats of 64 bits become 32, as in Keras, and so do
+    integers, which are refused where they do not fit.
+  - ``digest`` commits to names, types, shapes and all values, in order.  It is in the
+    footer of the file, and so tells the table from all others (see ``SourceTable``).
+  - No error quotes a value.
+
+Public: schema, settings, names, types, shapes.  Sensitive: all else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import hashlib
 import json
-import os
 import pathlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.core.plan import fingerprint
-from accounting.core.validation import InputError, header, read_fields
-from pipelines.core.batches.columns import Column
-from pipelines.core.files.local_files import digest_of
-from pipelines.core.threads import in_order, num_cores
-from pipelines.core.users.bounded import BOUNDED
+from accounting.core.validation import InputError, header
+from pipelines.core.batches.columns import DTYPES, Column, row_bytes
 from pipelines.files.outputs import Sink
-from pipelines.files.storage import new_file, pretty_json, read_json, write_atomically
+from pipelines.files.storage import new_file, pretty_json, write_atomically
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
+    Block,
+    Dataset,
+    column_of,
     description_of,
+    table_columns,
+    with_nulls,
 )
 from pipelines.inputs.source_table import FOOTERS, footers_of
 from pipelines.inputs.source_table import PREPARED_NAME as RECORD_NAME
 from pipelines.tables.kinds import Output
 from pipelines.tables.schema import Schema
-
-_HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
-_FIELDS = ("dataset", "settings", "files", FOOTERS, "fingerprint")
 
 #: A row group is a block of the batch job, which holds a few at a time.
 DEFAULT_ROW_GROUP_ROWS = 131_072
@@ -197,11 +204,9 @@ def _as_array(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def write_record(
-    folder: pathlib.Path,
-    schema: pa.Schema,
-    settings: Mapping[str, Any],
+    folder: pathlib.Path, schema: pa.Schema, settings: Mapping[str, Any]
 ) -> None:
-    """Writes the record for ``verify_prepared``.
+    """Writes the record, by which ``SourceTable`` knows the table of the rows.
 
     Args:
       folder: Folder of the prepared data.
@@ -209,108 +214,165 @@ def write_record(
       settings: Settings of the conversion, JSON-serialisable.
     """
     paths = {str(p.relative_to(folder)): p for p in sorted(folder.glob("*/*.parquet"))}
-    files = {
-        name: {
-            "num_rows": pq.read_metadata(paths[name]).num_rows,
-            "sha256": digest_of(paths[name]),
-        }
-        for name in paths
-    }
+    sizes = {name: pq.read_metadata(path).num_rows for name, path in paths.items()}
     record = {
+        **header(2, "dpsgd-prepared"),
         "dataset": description_of(schema, RECORD_NAME),
         "settings": dict(settings),
-        "files": files,
-        FOOTERS: footers_of(folder, files),
+        "files": {name: {"num_rows": size} for name, size in sizes.items()},
+        FOOTERS: footers_of(folder, paths),
     }
-    fields = {**header(**_HEADER), **record, "fingerprint": fingerprint(record)}
-    write_atomically(folder / RECORD_NAME, pretty_json(fields), mode=0o600)
+    write_atomically(folder / RECORD_NAME, pretty_json(record), mode=0o600)
 
 
-# --- Verification -------------------------------------------------------------------
+# --- Columns in memory --------------------------------------------------------------
+
+#: Key of the Parquet schema metadata with the ``digest``.  Sensitive.
+_DIGEST_KEY = b"dpsgd.columns"
+_STORED_AS = {
+    "bool": "uint8",
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "int32",
+}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PreparedVerification:
-    """What was checked.  Public.
-
-    Attributes:
-      num_files: Number of files in the record.
-      num_rows: Number of rows in the record; None if users are bounded: it depends on
-        how many rows each has.
-      findings: What is wrong, as one line each.
-    """
-
-    num_files: int
-    num_rows: int | None
-    findings: tuple[str, ...]
-
-
-def is_prepared(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder has a record of ``prepare``."""
-    return pathlib.Path(folder, RECORD_NAME).is_file()
-
-
-def verify_prepared(
-    folder: str | os.PathLike[str],
-    *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> PreparedVerification:
-    """Checks every byte of prepared data, and reports all findings.
+def columns_of(data: Any) -> dict[str, np.ndarray]:
+    """Returns name -> array of shape (rows, ...), of the types that batches get.
 
     Args:
-      folder: Folder that ``dpsgd prepare`` wrote.
-      progress: Called with the number of files checked so far, and in all.
+      data: A pandas DataFrame, whose index is ignored, a pyarrow Table, or a dict of
+        arrays.
 
     Raises:
-      InputError: the record cannot be read.
+      InputError: something else, a column that does not hold numbers, missing values,
+        columns of different lengths, or no rows.
     """
-    root = pathlib.Path(folder)
-    files, num_rows = _read_record(root / RECORD_NAME)
-    there = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    findings = [
-        f"Expected no file {name}: prepare did not write it."
-        for name in sorted(there - {*files, RECORD_NAME})
-    ]
-
-    def check(name: str) -> list[str]:
-        try:
-            if digest_of(root / name) == files[name]:
-                return []
-            return [f"Expected {name} to be byte for byte as it was written."]
-        except OSError as error:
-            return [f"Expected {name} to be readable: {error.strerror}."]
-
-    with ThreadPoolExecutor(num_cores()) as pool:
-        checked = in_order(pool, check, sorted(files), 2 * num_cores())
-        with contextlib.closing(checked):
-            for count, found in enumerate(checked, start=1):
-                findings += found
-                progress(count, len(files))
-    return PreparedVerification(
-        num_files=len(files), num_rows=num_rows, findings=tuple(findings)
-    )
-
-
-def _read_record(path: pathlib.Path) -> tuple[dict[str, str], int | None]:
-    """Returns name -> SHA-256 of the files, and their rows unless users are bounded."""
-    fields = read_fields(
-        read_json(path, remedy="Name a folder that `dpsgd prepare` wrote."),
-        _FIELDS,
-        kind="record of prepared data",
-        **_HEADER,
-    )
-    told = fields.pop("fingerprint")
-    try:
-        files = {name: each["sha256"] for name, each in fields["files"].items()}
-        num_rows = sum(each["num_rows"] for each in fields["files"].values())
-        has_users = "max_examples_per_user" in fields["settings"]
-        has_users = has_users or BOUNDED in fields["dataset"]
-        inside = all(re.fullmatch(r"\w+/[\w-][\w.-]*", name) for name in files)
-    except (AttributeError, TypeError, KeyError):
-        inside = False
-    if fingerprint(fields) != told or not inside:
+    if isinstance(data, pa.Table):
+        named = list(zip(data.column_names, data.columns, strict=True))
+    elif isinstance(data, Mapping) or _is_of_pandas(data, "DataFrame"):
+        named = list(data.items())
+    else:
         raise InputError(
-            f"Expected {path} to be as it was written; it was edited. Restore it, or "
-            "prepare the table again."
+            "Expected data to be a pandas DataFrame, a pyarrow Table, a dict of arrays "
+            f"by name, or the path of Parquet files; got {type(data).__qualname__}."
         )
-    return files, None if has_users else num_rows
+    names = [name for name, _ in named]
+    if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise InputError(
+            "Expected columns of data to have different names that are texts; they are "
+            f"{names}. Rename them, as by data.rename(columns=str)."
+        )
+    columns = {name: _stored(name, _array(name, values)) for name, values in named}
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len({*lengths.values()}) > 1:
+        raise InputError(f"Expected columns of data of one length; got {lengths}.")
+    if not any(lengths.values()):
+        raise InputError("Expected rows in data; there are none.")
+    return columns
+
+
+def _is_of_pandas(value: Any, name: str) -> bool:
+    """Whether a value is of a class of pandas, which need not be installed."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, getattr(pandas, name))
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    """Returns the values of a column, of the type that was given."""
+    arrow = pa.Array | pa.ChunkedArray
+    try:
+        if _is_of_pandas(values, "Series") and not isinstance(values.dtype, np.dtype):
+            values = pa.array(values)
+        elif not isinstance(values, arrow):
+            values = np.ma.asanyarray(values)
+    except (ValueError, TypeError, pa.ArrowException):  # whose text may quote a value
+        raise _not_numbers(name, type(values).__qualname__) from None
+    if isinstance(values, arrow):
+        column = column_of(pa.field(name, values.type))
+        if column is None:
+            raise _not_numbers(name, values.type)
+        return table_columns(pa.table({name: values}), (column,))[name]
+    if np.ma.is_masked(values):
+        raise with_nulls([name])
+    return np.asarray(values)
+
+
+def _stored(name: str, values: np.ndarray) -> np.ndarray:
+    """Returns the values of a column, of the type that batches get."""
+    given = values.dtype.name
+    wanted = _STORED_AS.get(given, given)
+    if wanted not in DTYPES:
+        raise _not_numbers(name, values.dtype.type.__name__)
+    if not values.ndim or not all(values.shape[1:]):
+        raise _not_numbers(name, f"an array of shape {values.shape}")
+    Column(name=name, dtype=wanted, shape=values.shape[1:])  # refuses reserved names
+    if wanted == "int32" and values.size:
+        most = np.iinfo(wanted)
+        if values.min() < most.min or values.max() > most.max:
+            raise InputError(
+                f"Expected column {name} of data to fit into int32; it holds larger "
+                "numbers. Give it as floats, as ids below 2**31, or in a Parquet file, "
+                "whose types are kept."
+            )
+    with np.errstate(over="ignore"):  # a warning would tell of a value
+        return np.ascontiguousarray(values, np.dtype(wanted))
+
+
+def _not_numbers(name: str, kind: object) -> InputError:
+    return InputError(
+        f"Expected column {name} of data to hold one number, or numbers of one shape, "
+        f"for each row; it holds {kind}. `dpsgd fit` takes texts, categories and "
+        "dates. Or drop the column, or give codes of a public list of categories."
+    )
+
+
+def digest(columns: Mapping[str, np.ndarray]) -> str:
+    """Returns the SHA-256 of columns from ``columns_of``.  Sensitive."""
+    total = hashlib.sha256()
+    for name, values in columns.items():
+        total.update(repr((name, values.dtype.name, values.shape)).encode())
+        total.update(values.ravel().view(np.uint8).data)
+    return total.hexdigest()
+
+
+def described(columns: Mapping[str, np.ndarray], path: str) -> Dataset:
+    """Returns columns as a data set of one block, before they are written.
+
+    Args:
+      columns: From ``columns_of``.
+      path: Path of the file.
+    """
+    num_rows = len(next(iter(columns.values())))
+    name = pathlib.PurePath(path).name
+    block = Block(
+        path=path, name=name, row_group=0, num_rows=num_rows, first_row=0, ordinal=0
+    )
+    return Dataset(
+        columns=tuple(
+            Column(name=name, dtype=values.dtype.name, shape=values.shape[1:])
+            for name, values in columns.items()
+        ),
+        description={},
+        blocks=(block,),
+        files={name: num_rows},
+        footers={},
+    )
+
+
+def write_columns(path: pathlib.Path, columns: Mapping[str, np.ndarray]) -> None:
+    """Writes a Parquet file, for its owner alone.
+
+    Args:
+      path: New file.
+      columns: From ``columns_of``.
+    """
+    found = described(columns, str(path)).columns
+    schema = pa.schema(
+        [arrow_field(column, *column.shape) for column in found],
+        metadata={_DIGEST_KEY: digest(columns)},
+    )
+    table = arrow_table(columns.values(), schema)
+    most = min(DEFAULT_ROW_GROUP_ROWS, ROW_GROUP_BYTES // row_bytes(found))
+    with new_table(path, schema) as writer:
+        writer.write_table(table, row_group_size=max(1, most))

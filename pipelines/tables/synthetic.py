@@ -30,7 +30,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -152,24 +152,6 @@ _MIXED = (16, 6, 0.25)
 _PAIRED = (5, 13, 0.5)
 # Makes a quarter of the labels 1.
 _INTERCEPT = -2.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InCommon:
-    """What the rows of a block share with other rows, such as those of their users.
-
-    Attributes:
-      uniform: Number of a category -> uniform numbers in [0, 1) that set its ranks, of
-        shape (rows,).
-      log_odds: Term of the log-odds that no column reveals, of shape (rows,).
-    """
-
-    uniform: Mapping[int, np.ndarray]
-    log_odds: np.ndarray
-
-
-#: Number of a block of ``BLOCK_ROWS`` rows -> what its rows share.
-InCommonOf = Callable[[int], InCommon]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -310,81 +292,62 @@ def _hex_column(names: np.ndarray, missing: np.ndarray) -> pa.Array:
     )
 
 
+def _users(seed: int, num_users: int, number: int) -> np.ndarray:
+    """Returns the users of a block, int64 in [0, num_users), the busiest first."""
+    uniform = synth_generator("users", number, seed=seed).random(BLOCK_ROWS)
+    # The share of users up to rank r in all rows is (r / num_users)**(1/3).
+    users = (uniform * uniform * uniform * num_users).astype(np.int64)
+    return np.minimum(users, num_users - 1)
+
+
+def _of_user(seed: int, users: np.ndarray, label: str | int) -> np.ndarray:
+    """Returns a number in (0, 1) for each user."""
+    key = derive(insecure_key(seed), "synth", "user", label)
+    salt = np.frombuffer(key[:8], "<u8")[0]
+    words = mix(mix(users.astype(np.uint64) * np.uint64(GOLDEN) ^ salt))
+    return ((words >> np.uint64(12)) + 0.5) / 2.0**52
+
+
 def _block(
-    seed: int, number: int, effects: np.ndarray, in_common: InCommon | None
+    seed: int, number: int, effects: np.ndarray, users: np.ndarray | None
 ) -> pa.Table:
-    """Returns the rows of a block, from ``number * BLOCK_ROWS``, in 40 columns."""
+    """Returns the rows of a block, from ``number * BLOCK_ROWS``, in 40 columns or 41.
+
+    Rows of one user share some categories and a taste that no column reveals.
+    """
     generator = synth_generator("rows", number, seed=seed)
     absent_integers, absent_categories = _missing(generator, BLOCK_ROWS)
     normals = generator.standard_normal((NUM_INTEGERS, BLOCK_ROWS))
     uniform = generator.random((NUM_CATEGORIES, BLOCK_ROWS))
-    for category, values in (in_common.uniform if in_common else {}).items():
-        uniform[category] = values
+    if users is not None:
+        for category in _PROFILE:
+            uniform[category] = _of_user(seed, users, category)
     ranks = _ranks(uniform)
     odds = _log_odds(
         np.where(absent_integers, 0, normals),
         np.where(absent_categories, -1, ranks),
         effects,
     )
-    odds += in_common.log_odds if in_common else 0.0
+    if users is not None:
+        taste = _of_user(seed, users, "taste")
+        odds += _TASTE * (np.log(taste) - np.log1p(-taste))
     label = generator.random(BLOCK_ROWS) * (1 + np.exp(-odds)) < 1
     columns = [pa.array(label.astype(np.int8))]
     for law, values, absent in zip(_INTEGERS, normals, absent_integers, strict=True):
         numbers = np.exp(law.location + law.scale * values).astype(np.int64) - law.shift
         columns.append(pa.array(np.maximum(numbers, 1 - law.shift), mask=absent))
     columns += map(_hex_column, _names(ranks), absent_categories)
-    return pa.Table.from_arrays(columns, names=list(COLUMNS))
+    table = pa.Table.from_arrays(columns, names=list(COLUMNS))
+    return table if users is None else table.append_column(USER, pa.array(users))
 
 
-def synthetic_rows(
-    num_rows: int, *, seed: int, in_common: InCommonOf | None = None
-) -> Iterator[pa.Table]:
-    """Yields rows as tables of the 40 columns, in order, one table per block.
-
-    Args:
-      num_rows: Number of rows.
-      seed: Seed of the rows.
-      in_common: What the rows of a block share; None for nothing.
-    """
-    effects = _effects()
-    for number, first in enumerate(range(0, num_rows, BLOCK_ROWS)):
-        table = _block(seed, number, effects, in_common and in_common(number))
-        yield table.slice(0, num_rows - first)
-
-
-class SynthUsers:
-    """Users of rows, and what the rows of one user share.
-
-    Args:
-      seed: Seed of the users.
-      num_users: Number of users.
-    """
-
-    def __init__(self, *, seed: int, num_users: int) -> None:
-        self._seed, self._num_users = seed, num_users
-
-    def of_block(self, number: int) -> np.ndarray:
-        """Returns the users of a block, int64 in [0, num_users), the busiest first."""
-        uniform = synth_generator("users", number, seed=self._seed).random(BLOCK_ROWS)
-        # The share of users up to rank r in all rows is (r / num_users)**(1/3).
-        users = (uniform * uniform * uniform * self._num_users).astype(np.int64)
-        return np.minimum(users, self._num_users - 1)
-
-    def in_common(self, number: int) -> InCommon:
-        """Returns what the rows of a block share with other rows of their users."""
-        users = self.of_block(number)
-        uniform = {each: self._uniform(users, each) for each in _PROFILE}
-        taste = self._uniform(users, "taste")
-        return InCommon(
-            uniform=uniform, log_odds=_TASTE * (np.log(taste) - np.log1p(-taste))
-        )
-
-    def _uniform(self, users: np.ndarray, label: str | int) -> np.ndarray:
-        """Returns a number in (0, 1) for each user."""
-        key = derive(insecure_key(self._seed), "synth", "user", label)
-        salt = np.frombuffer(key[:8], "<u8")[0]
-        words = mix(mix(users.astype(np.uint64) * np.uint64(GOLDEN) ^ salt))
-        return ((words >> np.uint64(12)) + 0.5) / 2.0**52
+def synthetic_rows(options: SynthOptions) -> Iterator[pa.Table]:
+    """Yields rows as tables of the 40 columns, and USER, one table per block."""
+    effects, seed = _effects(), options.seed
+    for number, first in enumerate(range(0, options.num_rows, BLOCK_ROWS)):
+        many = options.num_users
+        users = _users(seed, many, number) if many else None
+        yield _block(seed, number, effects, users).slice(0, options.num_rows - first)
 
 
 def write_synth(
@@ -403,20 +366,14 @@ def write_synth(
     Raises:
       InputError: ``out`` is in use, or cannot be written.
     """
-    users = SynthUsers(seed=options.seed, num_users=options.num_users)
-    in_common = users.in_common if options.num_users else None
     name = "part-00000.tsv" if options.num_users else "part-00000.txt"
     # It is public.
     with staged_folder(out, mode=0o777) as root, open(root / name, "wb") as file:
         if options.num_users:
             file.write(("\t".join((*COLUMNS, USER)) + "\n").encode())
-        tables = synthetic_rows(
-            options.num_rows, seed=options.seed, in_common=in_common
-        )
-        for number, table in enumerate(tables):
-            if options.num_users:
-                ids = pa.array(users.of_block(number)[: len(table)])
-                table = table.append_column(USER, ids)
+        done = 0
+        for table in synthetic_rows(options):
             pyarrow.csv.write_csv(table, file, _TEXT)
-            on_progress(number * BLOCK_ROWS + len(table), options.num_rows)
+            done += len(table)
+            on_progress(done, options.num_rows)
     return pathlib.Path(out) / name

@@ -138,7 +138,7 @@ def list_table(pattern: StrPath) -> list[TableFile]:
       InputError: no file, only empty files, or different formats.
     """
     pattern = os.fspath(pattern)
-    found = sorted(find_files(pattern, suffix="").files, key=lambda f: _natural(f[0]))
+    found = sorted(find_files(pattern, suffix=""), key=lambda f: _natural(f[0]))
     files = [
         TableFile(path=path, name=name, size=size, format=format_of(path))
         for path, name in found

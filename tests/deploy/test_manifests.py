@@ -168,7 +168,7 @@ def test_the_commands_of_the_manifests_are_understood() -> None:
     """All that ``dpsgd batches`` does before it looks at the input."""
     from accounting.cli.command import names_of
     from pipelines.cli.batch_commands import batches
-    from pipelines.cli.engine import beam_options
+    from pipelines.cli.console import beam_options
 
     own = {*names_of(batches)}
     for path in ENGINES:

@@ -447,7 +447,7 @@ def _columns(names: Sequence[str]) -> str:
 def _files(directory: str | os.PathLike[str], option: str) -> _Files:
     """Returns path and name of every file, found as `dpsgd batches` finds its input."""
     found = find_files(os.fspath(directory), option=option)
-    return [(pathlib.Path(path), name) for path, name in found.files]
+    return [(pathlib.Path(path), name) for path, name in found]
 
 
 def _check_apart(files: _Files, given: str, input_digests: Collection[str]) -> None:

@@ -99,7 +99,7 @@ from pipelines.files.storage import read_json
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables import table_files
 from pipelines.tables.cells import CELLS_NAME
-from pipelines.tables.raw_inputs import Part, RawInputs
+from pipelines.tables.reading import Part, RawInputs
 from trainer.averaging.iterates import column_names, in_units
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, CLASSES, OTHER

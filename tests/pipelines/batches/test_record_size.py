@@ -29,7 +29,7 @@ def dataset(*columns: Column, num_rows: int = 1_000_000) -> Dataset:
     block = Block(
         path="a", name="a", row_group=0, num_rows=num_rows, first_row=0, ordinal=0
     )
-    nothing: Any = {"description": {}, "files": {}, "hidden": (), "footers": {}}
+    nothing: Any = {"description": {}, "files": {}, "footers": {}}
     return Dataset(columns=columns, blocks=(block,), **nothing)
 
 

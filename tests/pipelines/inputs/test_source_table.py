@@ -12,11 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import read_checksums
 from pipelines.inputs.parquet_blocks import list_blocks, list_row_groups
 from pipelines.inputs.source_table import SourceTable, source_digests, table_of
-from pipelines.job.batch_settings import BatchSettings
-from pipelines.job.runtime import make_batches_quietly
 from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.prepare import TableOptions, UserOptions, prepare
 from pipelines.tables.schema import Schema
@@ -201,12 +198,3 @@ def test_files_that_were_moved_into_a_part_are_noticed(raw: pathlib.Path) -> Non
     assert not first.is_apart(both.sources)
     path = str(out / "train" / "part-00000.parquet")
     assert table_of(list_blocks(path)) == first
-
-
-def test_batches_know_their_table_in_private(raw: pathlib.Path) -> None:
-    first, out = _table(raw, "first"), raw.parent / "batches"
-    settings = BatchSettings(expected_batch_size=20, num_epochs=1)
-    make_batches_quietly(str(raw.parent / "first" / "train"), str(out), settings)
-    assert SourceTable.from_json(read_checksums(out).table) == first
-    public = (out / "manifest.json").read_text()
-    assert not any(each in public for each in first.sources)

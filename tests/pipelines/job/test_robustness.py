@@ -33,7 +33,7 @@ from pipelines.batches.verify import verify
 from pipelines.core.choices import PlanSampler
 from pipelines.files.key_sources import read_key_file
 from pipelines.inputs import parquet_blocks
-from pipelines.inputs.known_input import know_input
+from pipelines.inputs.parquet_blocks import know_input
 from pipelines.job import do_fns, packing, poisson_batching, transforms
 from pipelines.job.job_folder import finish_job
 from pipelines.job.spill import Spill

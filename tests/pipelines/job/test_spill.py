@@ -13,8 +13,7 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.files import storage
 from pipelines.files.key_sources import read_key_file
-from pipelines.inputs.known_input import know_input
-from pipelines.inputs.parquet_blocks import Block, Dataset
+from pipelines.inputs.parquet_blocks import Block, Dataset, know_input
 from pipelines.job import packing, poisson_batching
 from pipelines.job.do_fns import Secrets, SpillBlocksFn, WriteSpilledFn
 from pipelines.job.job_folder import read_checksum

@@ -23,33 +23,36 @@ class Read:
 
     arrays: dict[str, np.ndarray]
     splits: np.ndarray | None
+    users: list[str]
     reasons: list[str | None]
 
 
-def read(schema: Schema, columns: Mapping[str, Any], **options: Any) -> Read:
+class _Watched(reading.Reader):
+    """A reader that keeps what is wrong with each row."""
+
+    def _rows(self, block: Any, select: Select, *more: Any) -> Any:
+        numbers = block.column(FAULT).to_pylist()
+        self.reasons = getattr(self, "reasons", [])
+        self.reasons += [select.faults[n - 1] if n else None for n in numbers]
+        return super()._rows(block, select, *more)
+
+
+def read(schema: Schema, columns: Mapping[str, Any]) -> Read:
     """What a table becomes."""
-    table = pa.table(dict(columns))
-    found, malformed = _read(schema, table, **options)
-    reasons: list[str | None] = [None] * len(table)
-    if malformed.num_bad:  # each row alone
-        for row in range(len(table)):
-            _, alone = _read(schema, table[row : row + 1], **options)
-            reasons[row] = next(iter(alone.reasons), None)
-    assert malformed.num_bad == sum(each is not None for each in reasons)
+    with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
+        pq.write_table(pa.table(dict(columns)), file.name)
+        reader = _Watched(*list_table(file.name), schema)
+        found = list(reader)
+    assert reader.malformed.num_bad == sum(each is not None for each in reader.reasons)
     names = found[0].arrays if found else ()
     splits = [each.splits for each in found if each.splits is not None]
+    users = [each.users for each in found if each.users is not None]
     return Read(
         arrays={n: np.concatenate([each.arrays[n] for each in found]) for n in names},
         splits=np.concatenate(splits) if splits else None,
-        reasons=reasons,
+        users=[user for each in users for user in each.to_pylist()],
+        reasons=reader.reasons,
     )
-
-
-def _read(schema: Schema, table: pa.Table, **options: Any) -> Any:
-    with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
-        pq.write_table(table, file.name)
-        reader = reading.Reader(*list_table(file.name), schema, **options)
-        return list(reader), reader.malformed
 
 
 def selected(array: pa.Array, select: Select, expression: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import zoneinfo
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from pipelines.tables.cells import hash_texts, salt_of
+from pipelines.tables.cells import Select, hash_texts, salt_of
+from pipelines.tables.kinds import Date
 from pipelines.tables.reading import refusal
 from pipelines.tables.schema import Schema
-from tests.pipelines.tables.rows_of_tables import hash_string, read, type_of
+from tests.pipelines.tables.rows_of_tables import hash_string, read, selected, type_of
 
 CANARY = "5ec4e7ca"
 UTC = datetime.UTC
@@ -92,16 +95,13 @@ def test_missing_numbers_are_what_the_schema_says() -> None:
     "array",
     [
         pa.array(["1", "2", None]),
-        pa.array(["1", "2", ""], pa.large_string()),
         pa.array(["1", "2", "?"], pa.string_view()),
         pa.array([b"1", b"2", None], pa.binary()),
         pa.array(["1", "2", None]).dictionary_encode(),
         pa.array(["1.0", "2.0", None]),
         pa.array([1, 2, None], pa.int8()),
         pa.array([1, 2, None], pa.uint64()),
-        pa.array([np.float16(1), np.float16(2), None], pa.float16()),
         pa.array([1.0, 2.0, None], pa.float32()),
-        pa.array([1.0, 2.0, None], pa.float64()),
         pa.array([decimal.Decimal(1), decimal.Decimal(2), None], pa.decimal128(9, 0)),
     ],
     ids=lambda array: str(array.type),
@@ -125,7 +125,7 @@ def bucket(column: str, text: str, buckets: int) -> int:
     return 1 + ((hash_string(salt, text.encode()) >> 32) * (buckets - 1) >> 32)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.text()), max_size=8), st.text(min_size=1))
 def test_the_hash_is_that_of_the_obvious_implementation(
     texts: list[str | None], name: str
@@ -154,20 +154,17 @@ def test_words_are_lower_case_and_cut_or_filled_up() -> None:
     assert found == [words, [words[1], 0, 0], [0, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        pa.array([["a", "b", "c"], [], None, ["b", None]]),
-        pa.array([["a", "b", "c"], [], None, ["b", None]], pa.large_list(pa.string())),
-        pa.array(["a|b|c", "", None, "b|"]),
-        pa.array([["zz"], ["a", "b", "c"], [], None, ["b", None]])[1:],
-    ],
-)
-def test_lists_of_categories_are_cut_or_filled_up(array: pa.Array) -> None:
+def test_lists_of_categories_are_cut_or_filled_up() -> None:
     column = {"kind": "category", "vocabulary": ["a", "b"], "length": 2}
-    if not pa.types.is_list(array.type) and not pa.types.is_large_list(array.type):
-        column["separator"] = "|"
-    assert numbers(array, column)["x"] == [[2, 3], [0, 0], [0, 0], [3, 0]]
+    lists = [["a", "b", "c"], [], None, ["b", None]]
+    texts = pa.array(["a|b|c", "", None, "b|"])
+    for array, more in (
+        (pa.array(lists, pa.large_list(pa.string())), {}),
+        (pa.array([["zz"], *lists])[1:], {}),
+        (texts, {"separator": "|"}),
+    ):
+        found = numbers(array, {**column, **more})["x"]
+        assert found == [[2, 3], [0, 0], [0, 0], [3, 0]]
 
 
 def test_lists_of_numbers_are_flat_and_scaled() -> None:
@@ -203,7 +200,6 @@ def parts_of(moment: datetime.datetime) -> list[float]:
     ("array", "more", "zone_hours"),
     [
         (pa.array([MOMENT, None], pa.timestamp("ns")), {}, 0),
-        (pa.array([MOMENT, None], pa.timestamp("us", "UTC")), {}, 0),
         (pa.array([MOMENT, None], pa.timestamp("ms", "Asia/Tokyo")), {}, 0),
         (pa.array([MOMENT, None], pa.timestamp("s", "UTC")), {"zone": "Asia/Tokyo"}, 9),
         (pa.array(["2020-03-04 23:30:00", ""]), {}, 0),
@@ -246,7 +242,6 @@ def test_booleans_are_0_and_1(array: pa.Array) -> None:
 @pytest.mark.parametrize(
     ("label", "values", "expected"),
     [
-        ({"task": "binary"}, [0, 1, 1], [0, 1, 1]),
         ({"task": "binary"}, [False, True, True], [0, 1, 1]),
         ({"task": "binary"}, ["0", "true", "1"], [0, 1, 1]),
         ({"task": "binary"}, ["0.0", "True", "1.0"], [0, 1, 1]),
@@ -307,11 +302,10 @@ def test_a_label_that_is_none_makes_its_row_malformed(
 def test_a_wrong_cell_makes_its_row_malformed_and_is_not_quoted(
     values: list[Any], column: dict[str, Any], reason: str
 ) -> None:
-    for repeat in (1, 3):
-        found = reasons(values * repeat, column)
-        assert all(str(each).startswith(reason) for each in found[::2])
-        assert found[1::2] == [None] * repeat
-        assert CANARY not in str(found)
+    found = reasons(values * 3, column)
+    assert all(str(each).startswith(reason) for each in found[::2])
+    assert found[1::2] == [None] * 3
+    assert CANARY not in str(found)
 
 
 @pytest.mark.parametrize("kind", ["category", "text", "numeric", "date"])
@@ -331,7 +325,7 @@ MIXED = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -411,7 +405,6 @@ def test_a_split_by_time_has_its_bounds() -> None:
         (NUMERIC, pa.struct([("a", pa.int8())]), 'kind = "drop"'),
         ({**NUMERIC, "length": 3}, pa.float32(), "a single value neither"),
         ({**NUMERIC, "length": 3}, pa.string(), "separator"),
-        ({"kind": "text"}, pa.int64(), 'kind = "numeric"'),
         ({"kind": "boolean"}, pa.list_(pa.bool_()), 'kind = "numeric" or "category"'),
         ({"kind": "date"}, pa.int64(), "date, time, zoned time"),
         ({"kind": "category"}, pa.dictionary(pa.int8(), pa.string()), None),
@@ -424,3 +417,80 @@ def test_types_that_a_kind_cannot_take_are_told_with_what_to_write(
     found = refusal(schema_of(column).columns["x"], type_of(pa.array([], kind)))
     assert (found is None) == (remedy is None)
     assert remedy is None or remedy in str(found)
+
+
+def times(values: Any, **fields: Any) -> Any:
+    """The times of some values, None for missing, and "bad" for malformed ones."""
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    kind, select = Date(**fields), Select({"x": "f0"})
+    cell = select.cell("x", type_of(array))
+    time = cell.time(kind.format, kind.zone, "is no date")
+    return selected(array, select, time)
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%d.%m.%Y %H:%M:%S"])
+def test_days_that_no_calendar_has_are_malformed(form: str) -> None:
+    days = ["30.02.2021", "29.02.2021", "31.04.2021", "32.01.2021", "00.01.2021"]
+    clock = " 10:00:00" if "%H" in form else ""
+    assert times([day + clock for day in days], format=form) == ["bad"] * 5
+    good = times([f"29.02.2020{clock}", f"1.3.2021{clock}", ""], format=form)
+    hour = 10 if clock else 0
+    assert good[:2] == [
+        datetime.datetime(2020, 2, 29, hour),
+        datetime.datetime(2021, 3, 1, hour),
+    ]
+    assert good[2] is None
+    assert times(["2021-02-30", "2021-04-31 10:00"]) == ["bad"] * 2
+    assert times(["01.01.2021 24:00:00", "31.12.2016 23:59:60"], format=form) == [
+        "bad", "bad",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
+def test_a_format_with_a_zone_is_read_in_the_zone_of_the_schema(zone: str) -> None:
+    written = ["04.03.2020 23:30 +0100", "04.03.2020 22:30Z", "04.03.2020 21:30-01:00"]
+    expected = datetime.datetime(2020, 3, 4, 22, 30)
+    expected += datetime.timedelta(hours=9 if zone != "UTC" else 0)
+    found = times(written[:1], format="%d.%m.%Y %H:%M %z", zone=zone)
+    found += times(written[1:], format="%d.%m.%Y %H:%M%z", zone=zone)
+    assert found == [expected] * 3
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.datetimes(datetime.datetime(1850, 1, 1)), min_size=1, max_size=9),
+    st.sampled_from(["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"]),
+)
+def test_summer_time_is_that_of_the_zone_in_every_year(
+    moments: list[datetime.datetime], zone: str
+) -> None:
+    moments = [min(moment, datetime.datetime(9999, 12, 30)) for moment in moments]
+    known = [moment.replace(tzinfo=UTC) for moment in moments]
+    expected = [
+        each.astimezone(zoneinfo.ZoneInfo(zone)).replace(tzinfo=None) for each in known
+    ]
+    assert times(pa.array(known, pa.timestamp("us", "UTC")), zone=zone) == expected
+    assert times([each.isoformat() for each in known], zone=zone) == expected
+
+
+def test_times_outside_of_the_years_1_to_9999_are_malformed() -> None:
+    assert times(["0000-12-31", "0001-01-01"])[0] == "bad"
+    # Microseconds that are called seconds are no times that overflow.
+    seconds = pa.array([1_583_364_600_000_000, -(10**15), 0], pa.timestamp("s"))
+    assert times(seconds) == ["bad", "bad", datetime.datetime(1970, 1, 1)]
+    far = pa.array([10**12], pa.timestamp("s", "UTC"))
+    for zone in ("UTC", "Asia/Tokyo"):
+        assert times(far, zone=zone) == ["bad"]
+
+
+def test_parts_of_a_microsecond_are_cut_off() -> None:
+    expected = [datetime.datetime(1969, 12, 31, 23, 59, 59, 999999)]
+    assert times(pa.array([-1], pa.timestamp("ns"))) == expected
+    assert times(["1969-12-31 23:59:59.999999999"]) == expected
+    assert times(["1969-12-31 23:59:59.9999999999"]) == ["bad"]
+
+
+@pytest.mark.parametrize("form", ["%e.%m.%Y", "%c", "%d.%m.%Y %Z", "%s", "%Y %"])
+def test_a_format_of_other_directives_is_refused(form: str) -> None:
+    with pytest.raises(ValidationError, match="strptime, without %"):
+        Date(format=form)

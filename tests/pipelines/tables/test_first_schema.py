@@ -10,14 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
-from pipelines.tables.cells import one_word
 from pipelines.tables.first_schema import first_schema
 from pipelines.tables.kinds import Date
-from pipelines.tables.raw_inputs import RawInputs
+from pipelines.tables.reading import RawInputs
 from pipelines.tables.schema import InputOptions, Schema
 
 TYPES: dict[str, Any] = {
@@ -161,28 +158,3 @@ def test_a_row_in_place_of_a_header_is_not_quoted(tmp_path: pathlib.Path) -> Non
     path.write_text("age,job,income\n1,a,no\n")
     with pytest.raises(InputError, match=r"jobs .*it has age, job, income"):
         first_schema(str(path), label="income", kinds={"jobs": "category"})
-
-
-names = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"), min_size=1
-)
-
-
-@settings(
-    max_examples=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(
-    st.lists(names, min_size=2, max_size=5, unique=True), st.lists(names, max_size=3)
-)
-def test_what_is_written_can_be_read_whatever_the_names(
-    tmp_path: pathlib.Path, columns: list[str], classes: list[str]
-) -> None:
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({name: [1] for name in columns}), path)
-    classes = list(dict.fromkeys(map(one_word, [*classes, "0", "1"])))
-    text = first_schema(str(path), label=columns[0], classes=classes)
-    schema = Schema.from_json(tomllib.loads(text))
-    assert list(schema.columns) == columns
-    assert schema.label.classes == tuple(classes)

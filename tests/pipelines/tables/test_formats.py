@@ -347,7 +347,7 @@ def both(arrow: pa.Table, rows: list[list[str]], schema: Schema) -> tuple[Any, A
 
 
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -418,7 +418,7 @@ def test_a_value_that_has_several_texts_is_refused(
     assert reason in stored
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.one_of(
         TEXTS, st.from_regex(r"\s?-?[0-9.]{1,3}([eE][-+]?[0-9])?", fullmatch=True)

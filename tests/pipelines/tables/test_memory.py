@@ -13,8 +13,8 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.inputs.parquet_blocks import list_blocks, read_block
 from pipelines.inputs.source_table import table_of
-from pipelines.tables import memory
-from pipelines.tables.memory import columns_of, digest, write_columns
+from pipelines.tables import prepared_files
+from pipelines.tables.prepared_files import columns_of, digest, write_columns
 
 pd = pytest.importorskip("pandas", reason="no pandas: pip install '.[dev]'")
 
@@ -77,18 +77,9 @@ def test_a_type_follows_from_the_given_one_and_the_file_keeps_all(
     write_columns(path, columns)
     listed = list_blocks(str(path))
     (block,) = listed.blocks
-    assert listed.columns == memory.described(columns, str(path)).columns
+    assert listed.columns == prepared_files.described(columns, str(path)).columns
     assert equal(read_block(block, listed.columns, listed.is_listed), columns)
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_nan_is_a_number(tmp_path: pathlib.Path) -> None:
-    frame = pd.DataFrame({"age": [1.0, None, 3.0], "label": [0, 1, 0]})
-    columns = columns_of(frame)
-    write_columns(tmp_path / "data.parquet", columns)
-    listed = list_blocks(str(tmp_path))
-    found = read_block(listed.blocks[0], listed.columns, listed.is_listed)
-    np.testing.assert_array_equal(found["age"], np.float32([1, np.nan, 3]))
 
 
 def test_tables_of_equal_statistics_are_told_apart(tmp_path: pathlib.Path) -> None:
@@ -101,16 +92,6 @@ def test_tables_of_equal_statistics_are_told_apart(tmp_path: pathlib.Path) -> No
     assert not sources[0] & sources[1]
     renamed = columns_of({"a": [1], "b": [2]}), columns_of({"b": [1], "a": [2]})
     assert digest(renamed[0]) != digest(renamed[1])
-
-
-def test_a_large_table_is_several_blocks(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "ROW_GROUP_BYTES", 400)
-    columns = columns_of({"x": np.zeros((95, 10), np.float32)})
-    write_columns(tmp_path / "data.parquet", columns)
-    blocks = list_blocks(str(tmp_path)).blocks
-    assert [block.num_rows for block in blocks] == [10] * 9 + [5]
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

@@ -122,7 +122,7 @@ def test_nothing_is_left_of_a_job_that_fails(
         raise OSError(28, "No space left on device")
 
     where = preparation._Job if fails_in == "convert" else preparation
-    monkeypatch.setattr(where, "convert" if fails_in == "convert" else "_cut", fail)
+    monkeypatch.setattr(where, "convert" if fails_in == "convert" else "_write", fail)
     with pytest.raises(InputError, match="No space left"):
         prepare(str(table), tmp_path / "out", table_options("fraction"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table"]

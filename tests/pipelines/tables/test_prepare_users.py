@@ -23,9 +23,9 @@ from pipelines.batches.folder import read_manifest
 from pipelines.core.users.bounded import ROW_WEIGHTS
 from pipelines.inputs.parquet_blocks import list_blocks, list_row_groups
 from pipelines.inputs.source_table import table_of
-from pipelines.tables.prepared_files import verify_prepared
-from pipelines.tables.schema import SPLITS
+from pipelines.tables.schema import SPLITS, Schema
 from tests.pipelines.conftest import Command, Ran, contents
+from tests.pipelines.tables.rows_of_tables import Read, read
 
 ROWS, MOST = 600, 2
 USER = np.random.default_rng(8).zipf(1.4, ROWS) % 90
@@ -40,8 +40,6 @@ range = [-1, 1]
 kind = "label"
 task = "binary"
 """
-#: All rows are for training.
-TRAIN = '[split]\nby = "hash"\ncolumn = "person"\nshares = [1, 0, 0]\n'
 FLAGS = f"--max-examples-per-user {MOST} --num-examples {ROWS}"
 
 
@@ -87,16 +85,17 @@ def rows_of(*place: str) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("flags", ["", "--bound-held-out", "--sample users"])
-@pytest.mark.parametrize("source", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("flags", "source"),
+    [("", "csv"), ("--bound-held-out", "parquet"), ("--sample users", "csv")],
+)
 def test_users_are_whole_and_bounded_and_their_ids_gone(
-    run: Run, source: str, flags: str
+    run: Run, flags: str, source: str
 ) -> None:
     ran = run(f"--input table.{source} --json {flags}")
     assert ran.code == 0, ran.err
     assert sorted(os.listdir()) == ["out", "schema.toml", "table.csv", "table.parquet"]
     assert sorted(os.listdir("out")) == ["_prepared.json", "test", "train", "val"]
-    assert verify_prepared("out").findings == ()
     for path in pathlib.Path("out").rglob("*.*"):
         assert b"person 1" not in path.read_bytes()
     count, parts = collections.Counter(USER), []
@@ -150,17 +149,11 @@ def test_the_key_chooses_the_same_rows_in_whatever_process(run: Run) -> None:
     assert contents("other") != found
 
 
-def persons(ids: Any, run: Run) -> int | str:
-    """Returns how many persons have one row left, or what is refused."""
-    labels = np.resize([0, 1], len(ids)).astype(np.int8)
-    pq.write_table(pa.table({"person": ids, "y": labels}), "ids.parquet")
-    text = SCHEMA.replace('[columns.row]\nkind = "numeric"\nrange = [-1, 1]\n', "")
-    text = text.replace("version = 1\n", f"version = 1\n{TRAIN}")
-    pathlib.Path("schema.toml").write_text(text)
-    ran = run(
-        "--input ids.parquet", flags="--max-examples-per-user 1 --num-examples 99"
-    )
-    return pq.read_table("out/train").num_rows if not ran.code else ran.printed
+def read_ids(ids: Any) -> Read:
+    """Returns what the ids of rows become."""
+    columns = {"person": {"kind": "user"}, "y": {"kind": "label", "task": "binary"}}
+    schema = Schema.from_json({"version": 1, "columns": columns})
+    return read(schema, {"person": ids, "y": np.resize([0, 1], len(ids))})
 
 
 LARGE = 2**53
@@ -189,8 +182,10 @@ def decimals(*texts: str) -> pa.Array:
     ],
     ids=str,
 )
-def test_forms_of_an_id_are_one_person(run: Run, ids: Any, expected: int) -> None:
-    assert persons(ids, run) == expected
+def test_forms_of_an_id_are_one_person(ids: Any, expected: int) -> None:
+    found = read_ids(ids)
+    assert len(found.users) == len(ids)
+    assert len(set(found.users)) == expected
 
 
 @pytest.mark.parametrize(
@@ -206,15 +201,13 @@ def test_forms_of_an_id_are_one_person(run: Run, ids: Any, expected: int) -> Non
         ["1", "7.0E0"],
         decimals("7.5"),
         pa.array([b"\xff\xfe"]),
-        [True, False],
     ],
     ids=str,
 )
-def test_what_is_no_id_is_refused(run: Run, ids: Any) -> None:
-    found = str(persons(ids, run))
-    assert "person" in found
+def test_what_is_no_id_is_refused(ids: Any) -> None:
+    (found,) = {each for each in read_ids(ids).reasons if each is not None}
+    assert found.startswith("person is ")
     assert "ann" not in found
-    assert "Traceback" not in found
 
 
 def test_rows_of_one_person_are_in_one_part_whatever_form_the_ids_have(
@@ -257,7 +250,6 @@ def test_numbers_without_a_schema_stay_as_they_are(run: Run, flags: str) -> None
     pq.write_table(pa.table(columns), "numbers.parquet")
     ran = run(f"--input numbers.parquet --user id {flags}", how="")
     assert ran.code == 0, ran.err
-    assert verify_prepared("out").findings == ()
     found = list_blocks("out/train")
     assert found.bounded is not None
     types = {each.name: each.dtype for each in found.columns}
@@ -279,7 +271,6 @@ def test_numbers_without_a_schema_stay_as_they_are(run: Run, flags: str) -> None
     ("table", "line", "says"),
     [
         ({"id": [1], "x": ["a"]}, "--user id", "column x of type string"),
-        ({"id": [1, 2], "x": [None, 1.0]}, "--user id", "column x to hold no nulls"),
         ({"id": [1, None], "x": [0.0, 1.0]}, "--user id", "id is missing"),
         ({"id": [1], "x": [0.0]}, "--user ids", "Did you mean id?"),
         ({"id": [1], "x": [0.0]}, "", "--schema"),
@@ -331,7 +322,6 @@ def test_parts_bounded_one_by_one_are_refused_together(run: Run) -> None:
     ("sampler", "message"),
     [
         ("truncated-poisson", ""),
-        ("deterministic", "--sampler deterministic not to be used"),
         ("dynamic-shuffle", "--sampler dynamic-shuffle not to be used"),
         ("balls-and-bins", "balls-and-bins not to be used on up to 2 rows"),
     ],

@@ -16,7 +16,6 @@ from pipelines.tables.synthetic import (
     COLUMNS,
     USER,
     SynthOptions,
-    SynthUsers,
     write_synth,
 )
 
@@ -73,18 +72,6 @@ def test_rows_of_a_user_are_alike(table: pa.Table) -> None:
     assert np.corrcoef(labels[one], labels[next_one])[0, 1] > 0.1
 
 
-def test_users_have_a_taste_that_no_column_tells() -> None:
-    users = SynthUsers(seed=0, num_users=5000)
-    found = dict(zip(users.of_block(0), users.in_common(0).log_odds, strict=True))
-    again = dict(zip(users.of_block(1), users.in_common(1).log_odds, strict=True))
-    both = sorted(set(found) & set(again))
-    assert [found[user] for user in both] == [again[user] for user in both]
-    # 4,500 users, of a law of standard deviation 0.5 pi / 3**0.5 = 0.907.
-    assert np.std(list(found.values())) == pytest.approx(0.907, rel=0.08)
-    other = SynthUsers(seed=1, num_users=5000).in_common(0).log_odds
-    assert not set(other) & set(found.values())
-
-
 @pytest.mark.parametrize("mean", [0.5, float("nan")])
 def test_a_mean_out_of_bounds_is_refused(mean: float) -> None:
     with pytest.raises(InputError, match=f"--rows-per-user={mean}"):
@@ -98,25 +85,10 @@ def write(out: pathlib.Path, num_rows: int, seed: int = 0) -> bytes:
     return write_synth(out, SynthOptions(num_rows=num_rows, seed=seed)).read_bytes()
 
 
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The text of 40,000 rows, which are of three blocks."""
-    return write(tmp_path_factory.mktemp("synth") / "raw", 40_000)
-
-
 def test_the_same_seed_gives_the_same_rows_and_another_others(
     tmp_path: pathlib.Path,
 ) -> None:
     first = write(tmp_path / "a", 500, seed=3)
-    assert write(tmp_path / "b", 500, seed=3) == first
+    assert write(tmp_path / "more", 17_000, seed=3).startswith(first)
     other = write(tmp_path / "c", 500, seed=4)
     assert not set(other.splitlines()) & set(first.splitlines())
-
-
-def test_more_rows_extend_fewer(raw: bytes, tmp_path: pathlib.Path) -> None:
-    assert raw.startswith(write(tmp_path / "few", 20_000))
-
-
-def test_rows_of_different_blocks_differ(raw: bytes) -> None:
-    lines = raw.splitlines()
-    assert len(set(lines)) == len(lines) == 40_000

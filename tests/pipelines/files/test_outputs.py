@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.files.outputs, and of the locks that it takes."""
+"""Guarantees of outputs: folders and files, and the locks that they take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.files import locks
-from pipelines.files.outputs import staged_folder
+from pipelines.files.outputs import output_file, staged_folder
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -124,36 +124,6 @@ def test_of_two_at_once_the_second_is_refused_unless_the_first_is_killed(
     assert names(tmp_path) == ["out", *made]
 
 
-def _race(out: pathlib.Path, number: int, barrier: Any, ended: Any) -> None:
-    barrier.wait()
-    try:
-        make(out, text=f"{number}")
-        ended.put((number, ""))
-    except InputError as error:
-        ended.put((number, str(error)))
-
-
-def test_of_many_at_once_one_does_the_work(tmp_path: pathlib.Path) -> None:
-    rounds, rivals = 6, 5
-    for number in range(rounds):
-        out, ended = tmp_path / str(number) / "out", _FORK.SimpleQueue()
-        barrier = _FORK.Barrier(rivals)
-        processes = [
-            _FORK.Process(target=_race, args=(out, rival, barrier, ended))
-            for rival in range(rivals)
-        ]
-        for process in processes:
-            process.start()
-        results = dict(ended.get() for _ in processes)
-        for process in processes:
-            process.join()
-        (winner,) = (rival for rival, error in results.items() if not error)
-        assert (out / "deep" / "part").read_text() == f"{winner}"
-        assert names(out.parent) == ["out", "out/deep", "out/deep/part"]
-        for error in filter(None, results.values()):
-            assert "no other job" in error or "a new or an empty folder" in error
-
-
 def test_a_lock_that_was_removed_or_that_no_system_has_locks_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,3 +142,44 @@ def test_a_lock_that_was_removed_or_that_no_system_has_locks_nothing(
     assert names(tmp_path) == []
     monkeypatch.setattr("fcntl.flock", no_locks)
     refused(r"a file system with locks.*not supported")
+
+
+def make_file(out: pathlib.Path, data: bytes = b"second") -> None:
+    with output_file(out) as write:
+        write(data)
+
+
+def test_of_two_files_at_once_the_second_is_refused(tmp_path: pathlib.Path) -> None:
+    def slow() -> None:
+        with output_file(tmp_path / "out") as write:
+            write(b"first")
+            make_file(tmp_path / "out")
+
+    for work in (slow, lambda: make_file(tmp_path / "out", b"third")):
+        with pytest.raises(InputError, match="to be a new file"):
+            work()
+        assert (tmp_path / "out").read_bytes() == b"second"
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_no_file_is_left_after_an_error(tmp_path: pathlib.Path) -> None:
+    def fail() -> None:
+        with output_file(tmp_path / "out") as write:
+            write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_replaced_only_on_request(tmp_path: pathlib.Path) -> None:
+    out, before = tmp_path / "out", os.umask(0o027)
+    try:
+        make_file(out, b"first")
+        assert stat.S_IMODE(out.stat().st_mode) == 0o640
+    finally:
+        os.umask(before)
+    with output_file(out, overwrite=True) as write:
+        write(b"second")
+    assert out.read_bytes() == b"second"
