@@ -156,7 +156,7 @@ def large(rows: int, row_group: int, epochs: int = 1) -> tuple[Layout, Dataset]:
         for number in range(-(-rows // row_group))
     )  # fmt: skip
     dataset = Dataset(
-        columns=COLUMNS, blocks=blocks, description={}, files={}, hidden=(), footers={}
+        columns=COLUMNS, blocks=blocks, description={}, files={}, footers={}
     )
     return make_layout(plan, dataset), dataset
 
