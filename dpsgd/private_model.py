@@ -52,8 +52,8 @@ from trainer.gradients.model_check import check_inputs
 from trainer.keras_model import PrivateModel
 from trainer.model.metrics import LABEL
 from trainer.model.rows import of_one_row
-from trainer.model.trainable_model import TrainableModel, Views, of_one_view
-from trainer.model.user_code import one_line_errors
+from trainer.model.trainable_model import TrainableModel
+from trainer.model.user_code import check_views, one_line_errors
 from trainer.run.preflight import check_run_folder
 from trainer.settings.methods import DP_SGD
 from trainer.settings.requests import check_local
@@ -300,9 +300,8 @@ def _check_columns(model: Any, planned: Manifest, training: Mapping[str, Any]) -
     if isinstance(model, PrivateModel):
         return  # the trainer says what to give in its place
     rows = of_one_row(planned)
-    views = Views(number=training.get("views", 1), augment=training.get("augment"))
+    check_views(training.get("views", 1), training.get("augment"))
     with one_line_errors("the model"):
         network = models.as_functional(model, rows)
-    columns = of_one_view(rows.columns, network, views)
-    trainable = TrainableModel(network=network, description={}, columns=columns)
-    check_inputs(trainable, models.manifest_of(trainable, rows))
+    trainable = TrainableModel(network=network, description={}, columns=rows.columns)
+    check_inputs(trainable, rows)

@@ -91,9 +91,7 @@ from trainer.model.rows import of_one_row
 from trainer.model.trainable_model import (
     TrainableModel,
     Views,
-    first_view,
     nested_inputs,
-    of_one_view,
 )
 from trainer.model.user_code import one_line_errors
 from trainer.model.weights import unchanged
@@ -192,10 +190,8 @@ def make_private(
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       method: "dp-sgd", "bam", "dp-sat", "model-mix", "non-private", or another that is
         registered.
-      views: Views per example, whose mean loss is used: columns (views, ...) of the
-        batches, or made by ``augment``.
-      augment: A function (columns of one example, seed) -> columns of one view, or
-        layers of Keras, such as a Sequential of RandomFlip.
+      views: Views per example, made by ``augment``, whose mean loss is used.
+      augment: A function (columns of one example, seed) -> columns of one view.
       initial_weights: File of weights to start at, which record and statement then
         name; those of ``model`` if None.
       initial_weights_are_public: Declares that file public; required with it.
@@ -235,9 +231,7 @@ def make_private(
         **{name: value for name, value in more.items() if name in _MORE},
     )
     if augment is not None and not callable(augment):
-        raise InputError(
-            "Expected augment to be a function (columns, seed), or layers of Keras."
-        )
+        raise InputError("Expected augment to be a function (columns, seed).")
     return _made(
         model,
         settings,
@@ -329,12 +323,8 @@ class PrivateModel(keras.Model):
         self._training, self._session = training, training.session
         self._workers = training.session.workers
         self._started_at, self._views, self._resumes = started_at, views, resumes
-        manifest = of_one_row(training.session.manifest)
         # The model of one view, for evaluation, export and prediction.
-        self._manifest = dataclasses.replace(
-            training.session.manifest,
-            columns=of_one_view(manifest.columns, network, views),
-        )
+        self._manifest = of_one_row(training.session.manifest)
         #: What holds the lock of the folder.  If None, each ``fit`` does, and the one
         #: that takes the last step ends the run.
         self._held = held
@@ -837,7 +827,7 @@ class PrivateModel(keras.Model):
             return
         model, weights = self._trained_model, None
         assert model is not None  # compiled
-        columns = first_view(batch["columns"], model)
+        columns = model.columns_of(batch["columns"])
         columns = {k: np.asarray(v)[real] for k, v in columns.items()}
         if isinstance(model, WeightedModel):
             weights = np.asarray(model.example_weights(columns))

@@ -18,7 +18,6 @@ Formal guarantees:
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,13 +37,10 @@ from trainer.model.losses import (
     loss_of_ones_own,
 )
 from trainer.model.metrics import LABEL
-from trainer.model.rows import of_one_row
 from trainer.model.table_model import Table, read_table, table_model
 from trainer.model.trainable_model import (
-    ONE_VIEW,
     TrainableModel,
     Views,
-    of_one_view,
     of_users,
     trained_model,
 )
@@ -88,7 +84,6 @@ def make_model(
     embedding_dim: int,
     hidden: Sequence[int],
     loss: Loss = BINARY_CROSS_ENTROPY,
-    views: Views = ONE_VIEW,
 ) -> TrainableModel:
     """Returns the model that ``model`` names, checked.
 
@@ -98,7 +93,6 @@ def make_model(
       embedding_dim: Size of the default model's embeddings.
       hidden: Sizes of the default model's hidden layers.
       loss: The loss to minimise.
-      views: Views of an example; the model takes one view.
 
     Raises:
       InputError: there is no such model, or it does not support private training.
@@ -118,9 +112,9 @@ def make_model(
         network=network,
         description=description,
         loss=loss,
-        columns=of_one_view(manifest.columns, network, views),
+        columns=manifest.columns,
     )
-    check_model(trainable, manifest_of(trainable, manifest))
+    check_model(trainable, manifest)
     return trainable
 
 
@@ -137,19 +131,11 @@ def make_trained(
     Raises:
       InputError: as ``trained_model``, or per-example gradients cannot be computed.
     """
-    of_row = trained_model(model, of_one_row(manifest).columns, views)
+    of_row = trained_model(model, views)
     trained = of_users(of_row, manifest)
     if trained is not model:
         check_differentiable(trained, manifest)
     return trained
-
-
-def manifest_of(model: TrainableModel, manifest: Manifest) -> Manifest:
-    """Returns ``manifest`` with the columns of ``model``, a model of one view.
-
-    See ``make_trained``.
-    """
-    return dataclasses.replace(manifest, columns=model.columns)
 
 
 def _call(spec: str, manifest: Manifest) -> Any:

@@ -44,7 +44,7 @@ from trainer.methods.optimizers import make_optimizer
 from trainer.model import weights
 from trainer.model.evaluation import Evaluator, with_masks
 from trainer.model.rows import of_one_row, target_of
-from trainer.model.trainable_model import Views, first_view, load_views
+from trainer.model.trainable_model import load_views
 from trainer.model.user_code import load_function
 from trainer.report import report
 from trainer.report.progress import Reporter, Silent
@@ -136,7 +136,7 @@ def help_chief(checked: Checked, workers: Workers) -> None:
         workers.together(lambda: _Run(checked, Silent(), workers, held)).fit()
 
 
-def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
+def _make_model(checked: Checked) -> models.TrainableModel:
     settings = checked.request.settings
     # Names of layers contain counters, and would depend on earlier runs.
     keras.backend.clear_session(free_memory=False)
@@ -148,7 +148,6 @@ def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
         embedding_dim=settings.embedding_dim,
         hidden=settings.hidden,
         loss=models.make_loss(settings.loss),
-        views=views,
     )
     started_at = weights.start_at(settings.initial_weights, model.variables)
     return dataclasses.replace(model, description={**model.description, **started_at})
@@ -200,12 +199,12 @@ class _Run:
             held_out="" if checked.held_out is None else checked.held_out.digest,
         )
         views = load_views(settings.views, settings.augment)
-        self._model = _make_model(checked, views)
+        self._model = _make_model(checked)
         self._evaluator = _make_evaluator(checked, self._model)
         if settings.uncertainty is not None:
             column_names(self._model.label_names)
         if settings.model != DEFAULT_MODEL:  # tests cover its export
-            check_export(self._model, models.manifest_of(self._model, checked.manifest))
+            check_export(self._model, of_one_row(checked.manifest))
         self._describe()
         self.model = PrivateModel(
             self._model.network,
@@ -348,8 +347,12 @@ class _Run:
         }
 
     def _export(self, average: str | None = None) -> None:
-        manifest = models.manifest_of(self._model, self._checked.manifest)
-        export(self._model, manifest, self._request.run, average=average)
+        export(
+            self._model,
+            of_one_row(self._checked.manifest),
+            self._request.run,
+            average=average,
+        )
 
 
 def _path_of(model: models.TrainableModel, settings: TrainSettings) -> str:
@@ -366,7 +369,7 @@ def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
     }
 
     def of_rows(rows: Any) -> Any:
-        found = model.outputs(first_view(rows, model))
+        found = model.outputs(model.columns_of(rows))
         return found, tf.nest.map_structure(get_keras_mask, found)
 
     outputs = tf.function(of_rows, input_signature=[columns], autograph=False)

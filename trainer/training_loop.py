@@ -60,7 +60,7 @@ from trainer.core.step.workers import Workers
 from trainer.core.tf_compat import raw_variable, tf
 from trainer.methods import hooks
 from trainer.model import weights
-from trainer.model.trainable_model import TrainableModel, first_view, of_users
+from trainer.model.trainable_model import TrainableModel, of_users
 from trainer.model.user_code import one_line_errors
 from trainer.report.progress import Reporter
 from trainer.run import preflight
@@ -274,7 +274,7 @@ class Training:
         model = of_users(self._model, manifest)  # one view of a row, without dropout
         return BestIterate(
             self._model.variables,
-            lambda columns: model.losses(first_view(columns, model)),
+            lambda columns: model.losses(model.columns_of(columns)),
             BatchSource(self.session.batches, manifest),
         )
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.paths import SINGLE_EXAMPLES
@@ -128,18 +127,6 @@ FAST = (
 OTHER = (layer_used_twice, tied_weights, layer_normalization)
 #: These have every layer, and every use of one, that the others have.
 EVERY_LAYER = (dense_per_position, both_inputs, nested, masked_ids, *OTHER)
-
-
-def pairs(models: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """All pairs, as parameters; all but one of each model are thorough."""
-    return [
-        pytest.param(
-            model, value,
-            marks=() if (row - column) % len(values) == 0 else pytest.mark.thorough,
-        )
-        for row, model in enumerate(models)
-        for column, value in enumerate(values)
-    ]  # fmt: skip
 
 
 def all_paths(model: TrainableModel, chosen: str) -> list[str]:

@@ -48,16 +48,15 @@ from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_group
 from pipelines.inputs.source_table import SourceTable, table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.core.run.run_record import read_run
-from trainer.model.evaluation import check_files
+from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.rows import columns_of_row
-from trainer.model.user_code import load_function
+from trainer.model.user_code import check_views, load_function
 from trainer.report.run_files import METRICS_NAME, read_metrics
 from trainer.run import privacy
 from trainer.run.preflight import (
     Request,
     check_files_of,
-    check_views,
     is_finished,
     with_loss,
 )
@@ -331,8 +330,8 @@ def settled(settings: ComparisonSettings) -> tuple[ComparisonSettings, Dataset]:
         if each.metric is not None:
             known = (*known, name_of(load_function(each.metric, "metric")))
         check_choice("metric", metric, known)
-        check_views(each, columns)
-    check_files(settings.held_out, columns, described, dataset.footers.values())
+        check_views(each.views, each.augment)
+    HeldOut(settings.held_out, columns, described, dataset.footers.values())
     return found, dataset
 
 

@@ -5,23 +5,20 @@ if the traced graph proves that rows do not mix (``row_independence``), and othe
 one row at a time.  The check finds models that *intend* to mix rows, whose training
 would differ from what their author expects.
 
-It computes a physical batch of random rows twice.  Without that proof, it also computes
-a second batch with some of them in other places, among other rows (large, tiny and not
-finite); and a few rows alone.  Outputs and losses of a row must agree.  So must the
-gradient of a weighted sum of losses, in two batches of zeros and ones.
+It computes a batch of made-up rows of zeros and ones twice, at random weights; and
+without that proof, some of the rows alone.  Outputs and losses of a row must agree.
 
 Formal guarantees:
   - ``check_model`` refuses a model, and a loss, whose graph does not prove that rows do
-    not mix, and in which an output or loss of a probed row depends on other rows, its
-    place or the number of rows by more than 0.2 % of the largest value, plus 1e-5.
+    not mix, and in which an output or loss of a probed row is another one alone, by
+    more than 0.2 % of the largest value, plus 1e-5.
   - It refuses models whose outputs differ between training and inference, or between
     two passes over the same rows: those that draw random numbers or use statistics of
     the batch.  Dropout is switched off for the comparison: a step draws its masks for
     each row.
   - It refuses losses that are more than a function of columns and weights (see
     ``pure_graph``), regularisers and losses that layers add, layers that learned
-    from data (``adapt``), layers of another precision than float32, and weights that
-    Keras neither trains nor saves or that a gradient replaces.
+    from data (``adapt``), and layers of another precision than float32.
   - It refuses a model without a finite gradient for any of some rows of zeros and ones.
   - Afterwards the weights have their old values.
 
@@ -30,15 +27,12 @@ Public: everything here; the rows of the probe are made up.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.core.batches.manifest import Manifest
 from trainer.core.tf_compat import keras, raw_variable, tf
 from trainer.gradients import proof
@@ -56,18 +50,11 @@ from trainer.model.weights import weights_of
 #: Layers whose output for one example depends on the others, while they are trained.
 _MIXING = ("BatchNormalization", "SyncBatchNormalization")
 
-#: Least number of rows of the probe, and most bytes of a larger number.
-_FEWEST_ROWS = 16
-_MOST_BYTES = 1 << 26
-
-#: Number of rows that are also computed alone.
-_ROWS_ALONE = 8
+#: Number of rows of the probe, and of those that are also computed alone.
+_NUM_ROWS, _ROWS_ALONE = 16, 8
 
 #: Tolerance for rounding, relative to a value and to the largest one.
 _TOLERANCE = 1e-3
-
-#: Scales of the probe's numbers; the first that a model takes without an error counts.
-_WIDE, _PLAIN, _BINARY = "wide", "plain", "binary"
 
 _CHANGES_STATE = "Expected a forward pass to change no variable of the model."
 _DIFFERS = (
@@ -97,10 +84,10 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
     proof.check_function(model)
     _check_examples(model)
     with one_line_errors(f"the model with loss={model.loss.name!r}"):
-        _check_behaviour(model, manifest)
-        columns = _probe_of(model, manifest, _BINARY).first.items()
-        rows = _tensors({name: value[:_FEWEST_ROWS] for name, value in columns})
-        check_range(model.loss, lambda: model.outputs(rows), model.variables)
+        rows = _made_up_rows(model, manifest)
+        _check_behaviour(model, rows)
+        tensors = _tensors(rows)
+        check_range(model.loss, lambda: model.outputs(tensors), model.variables)
     check_differentiable(model, manifest)
 
 
@@ -180,13 +167,6 @@ def _check_layers(network: Any) -> None:
                 "ones as arguments: mean and variance, vocabulary, or bin_boundaries."
             )
         _check_precision(layer)
-    for variable in network.trainable_variables:
-        if variable.overwrite_with_gradient:
-            raise InputError(
-                f"Expected weights that an optimizer updates; {variable.path} would be "
-                "replaced by its gradient, as the scales of float8 layers, and a "
-                "gradient with a clip and noise is no scale. Quantize after training."
-            )
 
 
 def _check_precision(layer: Any) -> None:
@@ -217,21 +197,6 @@ def _check_losses(network: Any) -> None:
         )
 
 
-def _check_known(model: TrainableModel, columns: Mapping[str, Any]) -> None:
-    """Refuses weights that Keras does not know, and so neither trains nor saves."""
-    known = {raw_variable(variable).ref() for variable in model.network.variables}
-    with tf.GradientTape() as tape:
-        model.losses(columns)
-    for variable in tape.watched_variables():
-        if variable.ref() not in known:
-            raise InputError(
-                "Expected all weights to be Keras's; no layer of the model has the "
-                f"trainable {variable.name}, which would be neither trained nor saved. "
-                "Make it by add_weight, keep its layer as an attribute of one of the "
-                "model, or make a tf.Variable with trainable=False."
-            )
-
-
 def _mixing_layer(network: Any) -> str | None:
     """Returns the message that names a layer which mixes examples; None without any."""
     for layer in network._flatten_layers():
@@ -254,183 +219,80 @@ def _random_weights(model: TrainableModel) -> list[np.ndarray]:
     ]
 
 
-def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
-    state = model.network.non_trainable_variables
-    before = [v.numpy() for v in state]
-    with weights_of(state, before), weights_of(model.variables, _random_weights(model)):
-        probe, first, second = _probe(model, manifest)
-        # First of all: with statistics of NaN, nothing differs any more.
-        if not all(map(np.array_equal, before, [v.numpy() for v in state])):
-            raise InputError(_mixing_layer(model.network) or _CHANGES_STATE)
-        of_bits = _probe_of(model, manifest, _BINARY)
-        _check_repeats(model, probe, first)
-        if choose_path(model) != ONE_PASS:  # which is chosen if rows cannot mix
-            _check_rows_apart(model, probe, first, second)
-            _check_gradients_apart(model, of_bits)
-        _check_known(model, _tensors(of_bits.first))
-        _check_finite(model, of_bits)
-
-
-# -- the probe ---------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Probe:
-    """Two batches of made-up rows, which have some rows in common.
-
-    Attributes:
-      first: Columns of the first batch, each (rows, ...).
-      second: Columns of the second batch, of as many rows.
-      kept: Indices in ``first`` of the common rows.
-      places: Indices in ``second`` of the same rows.
-    """
-
-    first: dict[str, np.ndarray]
-    second: dict[str, np.ndarray]
-    kept: np.ndarray
-    places: np.ndarray
-
-
-def _num_rows(manifest: Manifest) -> int:
-    most = _MOST_BYTES // max(1, row_bytes(manifest.columns))
-    return max(_FEWEST_ROWS, min(manifest.physical_batch_size, most))
-
-
-def _probe(
-    model: TrainableModel, manifest: Manifest
-) -> tuple[_Probe, _Results, _Results]:
-    """Returns the widest probe that the model takes, and the results of its batches."""
-
-    def tried(scale: str) -> tuple[_Probe, _Results, _Results]:
-        probe = _probe_of(model, manifest, scale)
-        return probe, _behaviour(model, probe.first), _behaviour(model, probe.second)
-
-    for scale in (_WIDE, _PLAIN):
-        # A column of floats may hold ids, and a layer may check its inputs.
-        with contextlib.suppress(tf.errors.OpError):
-            return tried(scale)
-    return tried(_BINARY)
-
-
-def _probe_of(model: TrainableModel, manifest: Manifest, scale: str) -> _Probe:
-    random = np.random.default_rng(0)
-    num_rows = _num_rows(manifest)
-    kept = np.sort(random.choice(num_rows, num_rows // 2, replace=False))
-    places = random.permutation(num_rows)[: len(kept)]
-    first, second = {}, {}
+def _made_up_rows(model: TrainableModel, manifest: Manifest) -> dict[str, np.ndarray]:
+    """Returns columns of zeros and ones, valid as ids and as numbers; all labels."""
+    random, rows = np.random.default_rng(0), {}
     for column in manifest.columns:
-        of_column = _BINARY if column.name in model.label_names else scale
-        values, others = (
-            _values(column, num_rows, random, found)
-            for found in (_PLAIN if of_column == _WIDE else of_column, of_column)
-        )
+        values = random.integers(0, 2, (_NUM_ROWS, *column.shape))
         if column.name in model.label_names:
             # Both labels, whatever else is drawn: a loss may ignore rows of label 0.
-            values[kept] = (np.arange(len(kept)) % 2).reshape(
-                -1, *[1] * len(column.shape)
-            )
-        others[places] = values[kept]
-        first[column.name], second[column.name] = values, others
-    return _Probe(first=first, second=second, kept=kept, places=places)
-
-
-def _values(
-    column: Column, num_rows: int, random: np.random.Generator, scale: str
-) -> np.ndarray:
-    shape = (num_rows, *column.shape)
-    if np.dtype(column.dtype).kind != "f" or scale == _BINARY:
-        # 0 and 1 are valid as ids and as numbers.
-        return random.integers(0, 2, shape).astype(column.dtype)
-    values = random.normal(size=shape)
-    if scale == _WIDE:
-        factors = random.choice([1.0, 1e6, 1e-6, np.nan, np.inf], num_rows)
-        values *= factors.reshape(-1, *[1] * len(column.shape))
-    with np.errstate(over="ignore"):
-        return values.astype(column.dtype)
+            values[:] = np.arange(_NUM_ROWS).reshape(-1, *[1] * len(column.shape)) % 2
+        rows[column.name] = values.astype(column.dtype)
+    return rows
 
 
 def _tensors(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {name: tf.constant(value) for name, value in columns.items()}
 
 
-# -- what is compared --------------------------------------------------------------
+def _check_behaviour(model: TrainableModel, rows: Mapping[str, np.ndarray]) -> None:
+    state = model.network.non_trainable_variables
+    before = [v.numpy() for v in state]
+    with weights_of(state, before), weights_of(model.variables, _random_weights(model)):
+        first = _behaviour(model, rows)
+        # First of all: with statistics of NaN, nothing differs any more.
+        if not all(map(np.array_equal, before, [v.numpy() for v in state])):
+            raise InputError(_mixing_layer(model.network) or _CHANGES_STATE)
+        for training in (True, False):
+            again = _behaviour(model, rows, training=training)
+            if not all(map(_same, first, again)):
+                raise InputError(_mixing_layer(model.network) or _DIFFERS)
+            _check_losses(model.network)
+        alone = [
+            {name: value[[row]] for name, value in rows.items()}
+            for row in range(_ROWS_ALONE)
+        ]
+        if choose_path(model) != ONE_PASS:  # which is chosen if rows cannot mix
+            _check_rows_apart(model, first, alone)
+        _check_finite(model, alone)
 
 
-def _check_repeats(model: TrainableModel, probe: _Probe, first: _Results) -> None:
-    for training in (True, False):
-        again = _behaviour(model, probe.first, training=training)
-        if not all(
-            np.array_equal(a, b, equal_nan=True)
-            for a, b in zip(first, again, strict=True)
-        ):
-            raise InputError(_mixing_layer(model.network) or _DIFFERS)
-        _check_losses(model.network)
+def _same(left: np.ndarray, right: np.ndarray) -> bool:
+    return np.array_equal(left, right, equal_nan=True)
 
 
 def _check_rows_apart(
-    model: TrainableModel, probe: _Probe, first: _Results, second: _Results
+    model: TrainableModel, first: _Results, alone: Sequence[Mapping[str, np.ndarray]]
 ) -> None:
-    common = [value[probe.kept] for value in first]
-    moved = [value[probe.places] for value in second]
-    alone = [
-        _behaviour(model, {name: value[[row]] for name, value in probe.first.items()})
-        for row in probe.kept[:_ROWS_ALONE]
-    ]
-    by_itself = [np.concatenate(values) for values in zip(*alone, strict=True)]
-    for a, b, c in zip(common, moved, by_itself, strict=True):
-        if not (_close(a, b) and _close(a[:_ROWS_ALONE], c)):
+    behaviours = [_behaviour(model, columns) for columns in alone]
+    for value, *ones in zip(first, *behaviours, strict=True):
+        found = np.concatenate(ones)
+        size = np.abs(found[np.isfinite(found)]).max(initial=0.0)
+        here, atol = value[: len(alone)], _TOLERANCE * (size + 1e-2)
+        if not np.allclose(here, found, _TOLERANCE, atol, equal_nan=True):
             raise InputError(
                 "Expected the output and the loss of one example not to depend on the "
                 "others. Remove what mixes examples, such as a mean over the batch."
             )
 
 
-def _check_gradients_apart(model: TrainableModel, probe: _Probe) -> None:
-    """Compares the gradients of the same weighted losses in two batches."""
-    weights = np.random.default_rng(1).normal(size=len(probe.kept)).astype("f4")
-    found = []
-    for columns, places in ((probe.first, probe.kept), (probe.second, probe.places)):
-        of_rows = np.zeros(len(next(iter(columns.values()))), "f4")
-        of_rows[places] = weights
+def _check_finite(
+    model: TrainableModel, alone: Sequence[Mapping[str, np.ndarray]]
+) -> None:
+    for columns in alone:
         with tf.GradientTape() as tape:
-            total = tf.reduce_sum(of_rows * model.losses(_tensors(columns)))
-        found.append(tape.gradient(total, model.variables))
-    for a, b in zip(*found, strict=True):
-        if (a is None) == (b is None) and (a is None or _close(*map(_array, (a, b)))):
-            continue
-        raise InputError(
-            "Expected the gradient of one example not to depend on the others. Remove "
-            "what mixes examples, such as a custom gradient over the batch."
-        )
-
-
-def _check_finite(model: TrainableModel, probe: _Probe) -> None:
-    for row in range(_ROWS_ALONE):
-        columns = {name: value[[row]] for name, value in probe.first.items()}
-        if _has_finite_gradient(model, _tensors(columns)):
+            loss = tf.reduce_sum(model.losses(_tensors(columns)))
+        found = [
+            tf.convert_to_tensor(one)
+            for one in tape.gradient(loss, model.variables)
+            if one is not None
+        ]
+        if all(np.isfinite(one).all() for one in found):
             return
     raise InputError(
         "Expected a finite gradient of the model for examples of zeros and ones; "
-        f"{_ROWS_ALONE} of {_ROWS_ALONE} have none, and would contribute nothing. Keep "
+        f"{len(alone)} of {len(alone)} have none, and would contribute nothing. Keep "
         "its inputs from 0 where it divides, or takes a root or a logarithm."
-    )
-
-
-def _has_finite_gradient(model: TrainableModel, columns: Mapping[str, Any]) -> bool:
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model.losses(columns))
-    found = tape.gradient(loss, model.variables)
-    return all(np.isfinite(_array(one)).all() for one in found if one is not None)
-
-
-def _array(gradient: Any) -> np.ndarray:
-    return np.asarray(tf.convert_to_tensor(gradient))
-
-
-def _close(left: np.ndarray, right: np.ndarray) -> bool:
-    size = np.abs(left[np.isfinite(left)]).max(initial=0.0)
-    return np.allclose(
-        left, right, rtol=_TOLERANCE, atol=_TOLERANCE * (size + 1e-2), equal_nan=True
     )
 
 

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import operator
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,6 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
-from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.local_files import digest_of
 from pipelines.core.users.bounded import Bounded
 from pipelines.inputs.input_files import find_files
@@ -60,51 +60,88 @@ if TYPE_CHECKING:  # it loads TensorFlow, which this module does without
 #: masked where positions do not count.
 Predict = Callable[[Mapping[str, np.ndarray]], Any]
 
-#: Path of each file, and its name in the folder.
-_Files = list[tuple[pathlib.Path, str]]
-
 #: Rows per forward pass.
 _BATCH_ROWS = 8192
 
 
-class HeldOut:
-    """The held-out examples in a folder of Parquet files.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _File:
+    """A Parquet file, its name in its folder, and what its footer says."""
 
-    Other arguments and errors are those of ``check_files``.
+    path: pathlib.Path
+    name: str
+    schema: pa.Schema
+    num_rows: int
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return description_of(self.schema, str(self.path))
+
+
+class HeldOut:
+    """Held-out examples in a folder of Parquet files, which match those of training.
 
     Args:
-      manifest: Manifest of the batches, whose columns the files must have.
+      directory: Folder of the files, ``*.parquet``.
+      columns: Columns of one row of the training examples.
+      description: The training examples' own description.
+      input_digests: ``footer_digest`` of every file of the training examples.
+      option: Flag that gave ``directory``, for messages.
 
     Attributes:
       num_rows: Number of examples.
-      option: Flag that gave the folder, for messages.
+      option: As given.
+
+    Raises:
+      InputError: no file, no row, other columns, data prepared in another way, or a
+        file of the training examples.
     """
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        manifest: Manifest,
+        columns: Sequence[Column],
+        description: Mapping[str, Any],
         input_digests: Collection[str] = (),
         *,
         option: str = "--eval",
     ) -> None:
-        self._columns = manifest.columns
-        self.option = option
-        self._files, self.num_rows = check_files(
-            directory, manifest.columns, manifest.dataset, input_digests, option=option
-        )
+        self._columns, self.option = columns, option
+        # As `dpsgd batches` finds its input.
+        found = find_files(os.fspath(directory), option=option)
+        self._files = [_read(pathlib.Path(path), name) for path, name in found]
+        for file in self._files:
+            _check_file(file, columns, description)
+        if input_digests:
+            _check_apart(self._files, f"{option} {directory}", input_digests)
+        self.num_rows = sum(file.num_rows for file in self._files)
+        if not self.num_rows:
+            raise InputError(f"Expected examples in {option} {directory}; it has none.")
 
     @functools.cached_property
     def bounded(self) -> Bounded | None:
-        """How users are bounded; None if they are not."""
-        return bounded_users(self._files, self.option)
+        """How users are bounded; None if they are not.
+
+        Raises:
+          InputError: in another way in another file, or there may be more rows of one.
+        """
+        first, *others = [Bounded.of(file.description) for file in self._files]
+        if any(each != first for each in others):
+            raise InputError(
+                f"Expected all files of {self.option} to bound users in one way. Give "
+                "the output of one `dpsgd prepare`."
+            )
+        if first is not None:
+            num_rows = check_files_once(os.fspath(file.path) for file in self._files)
+            check_count(first, num_rows, self.option)
+        return first
 
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 over names and contents of the files, as hex digits."""
         total = hashlib.sha256()
-        for path, name in self._files:
-            total.update(f"{name}\n{digest_of(path)}\n".encode())
+        for file in self._files:
+            total.update(f"{file.name}\n{digest_of(file.path)}\n".encode())
         return total.hexdigest()
 
     def check_others(self, names: Sequence[str]) -> None:
@@ -113,20 +150,18 @@ class HeldOut:
         Raises:
           InputError: a file lacks one, or its type differs between files.
         """
-        types: dict[str, pa.DataType] = {}
-        for path, _ in self._files if names else ():
-            schema = _file_schema(path)
+        first = self._files[0]
+        for file in self._files:
             for name in names:
-                if name not in schema.names:
+                if name not in file.schema.names:
                     raise InputError(
-                        f"Expected column {name} in {path}; it has "
-                        f"{', '.join(schema.names)}."
+                        f"Expected column {name} in {file.path}; it has "
+                        f"{', '.join(file.schema.names)}."
                     )
-                found = schema.field(name).type
-                if types.setdefault(name, found) != found:
+                if file.schema.field(name).type != first.schema.field(name).type:
                     raise InputError(
-                        f"Expected column {name} of {path} to be of the type that it "
-                        f"has in {self._files[0][0]}. Convert one of them."
+                        f"Expected column {name} of {file.path} to be of the type that "
+                        f"it has in {first.path}. Convert one of them."
                     )
 
     def batches(
@@ -156,16 +191,13 @@ class HeldOut:
         self, num_rows: int, columns: Sequence[Column], others: Sequence[str]
     ) -> Iterator[tuple[dict[str, np.ndarray], pa.RecordBatch]]:
         names = list(dict.fromkeys([*(c.name for c in columns), *others]))
-        for path, _ in self._files:
-            with _one_line_errors(path), pq.ParquetFile(path) as file:
-                for rows in file.iter_batches(num_rows, columns=names):
-                    yield (
-                        {
-                            c.name: values_of(rows[c.name], c, self.option)
-                            for c in columns
-                        },
-                        rows,
-                    )
+        for path in (file.path for file in self._files):
+            with _one_line_errors(path), pq.ParquetFile(path) as opened:
+                for rows in opened.iter_batches(num_rows, columns=names):
+                    found = {
+                        c.name: values_of(rows[c.name], c, self.option) for c in columns
+                    }
+                    yield found, rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,7 +247,7 @@ class Evaluator:
         loss, labels = self.model.loss, []
         for columns in self.held_out.batches(names=self.model.label_names):
             _check_labels(self.model, columns, self.held_out.option)
-            labels.append(_arrays(self.model.labels(columns)))
+            labels.append(_each(np.asarray, self.model.labels(columns)))
         found = guessing(joined(labels), task=loss.task, loss=loss.name)
         if found is not None and (of_numbers := found.get("loss")) is not None:
             found["loss"] = of_numbers * self._unit_of_loss
@@ -234,8 +266,11 @@ class Evaluator:
         """
         num_rows = len(next(iter(_leaves(labels))))
         return self._metrics(
-            (_part(labels, first), _part(outputs, first))
-            for first in range(0, num_rows, _BATCH_ROWS)
+            (_each(of_part, labels), _each(of_part, outputs))
+            for of_part in (
+                operator.itemgetter(slice(first, first + _BATCH_ROWS))
+                for first in range(0, num_rows, _BATCH_ROWS)
+            )
         )
 
     def _metrics(self, parts: Iterable[tuple[Any, Any]]) -> Metrics:
@@ -246,7 +281,7 @@ class Evaluator:
                 labels=self._in_units(labels),
                 outputs=outputs,
                 losses=loss.of_arrays(labels, outputs) * self._unit_of_loss,
-                predictions=self._in_units(_arrays(loss.predict(outputs))),
+                predictions=self._in_units(_each(np.asarray, loss.predict(outputs))),
             )
         return scores.metrics()
 
@@ -273,17 +308,6 @@ class Evaluator:
 
 def _leaves(values: Any) -> Iterable[Any]:
     return values.values() if isinstance(values, Mapping) else (values,)
-
-
-def _part(values: Any, first: int) -> Any:
-    rows = slice(first, first + _BATCH_ROWS)
-    if isinstance(values, Mapping):
-        return {name: value[rows] for name, value in values.items()}
-    return values[rows]
-
-
-def _arrays(values: Any) -> Any:
-    return _each(np.asarray, values)
 
 
 def _each(function: Callable[..., Any], *values: Any) -> Any:
@@ -353,118 +377,56 @@ def check_finite(outputs: Any, option: str = "--eval") -> None:
         )
 
 
-def check_files(
-    directory: str | os.PathLike[str],
-    columns: Sequence[Column],
-    description: Mapping[str, Any],
-    input_digests: Collection[str] = (),
-    *,
-    option: str = "--eval",
-) -> tuple[_Files, int]:
-    """Returns the held-out files, which match the training examples, and their rows.
-
-    Args:
-      directory: Folder of the held-out files, ``*.parquet``.
-      columns: Columns of one row of the training examples.
-      description: The training examples' own description.
-      input_digests: ``footer_digest`` of every file of the training examples.
-      option: Flag that gave ``directory``, for messages.
-
-    Returns:
-      Path of every file, with its name in ``directory``; and the number of rows.
-
-    Raises:
-      InputError: no file, no row, other columns, data prepared in another way, or a
-        file of the training examples.
-    """
-    files = _files(directory, option)
-    num_rows = sum(_check_file(path, columns, description) for path, _ in files)
-    if input_digests:
-        _check_apart(files, f"{option} {directory}", input_digests)
-    if not num_rows:
-        raise InputError(f"Expected examples in {option} {directory}; it has none.")
-    return files, num_rows
+def _read(path: pathlib.Path, name: str) -> _File:
+    with _one_line_errors(path), pq.ParquetFile(path) as file:
+        return _File(
+            path=path,
+            name=name,
+            schema=file.schema_arrow,
+            num_rows=file.metadata.num_rows,
+        )
 
 
 def _check_file(
-    path: pathlib.Path, columns: Sequence[Column], description: Mapping[str, Any]
-) -> int:
-    """Returns the number of rows of a file, which must match the training examples."""
-    with _one_line_errors(path), pq.ParquetFile(path) as file:
-        schema, num_rows = file.schema_arrow, file.metadata.num_rows
+    file: _File, columns: Sequence[Column], description: Mapping[str, Any]
+) -> None:
+    """Refuses a file that does not match the training examples."""
+    path, schema = file.path, file.schema
     missing = [c.name for c in columns if c.name not in schema.names]
     if missing:
         raise InputError(
-            f"Expected {_columns(missing)} of the batches in {path}; it has "
-            f"{', '.join(schema.names)}. Give the test split of the same `dpsgd "
-            "prepare`."
+            f"Expected column{'s' * (len(missing) > 1)} {', '.join(missing)} of the "
+            f"batches in {path}; it has {', '.join(schema.names)}. Give the test split "
+            "of the same `dpsgd prepare`."
         )
     for column in columns:
-        _check_column(path, schema, column)
-    found = description_of(schema, str(path))
+        found = schema.field(column.name)
+        if column_of(found) != column:
+            raise InputError(
+                f"Expected column {column.name} of {path} to be {column.dtype} of "
+                f"shape {column.shape}, as in the batches; it is {found.type}."
+            )
     # Users of training and of held-out examples are bounded each by themselves.
-    if without_note(found) != without_note(description):
+    if without_note(file.description) != without_note(description):
         raise InputError(
             f"Expected {path} to be prepared as the examples of the batches were; its "
             "description differs. Use the test split of the same `dpsgd prepare`."
         )
-    return num_rows
 
 
-def bounded_users(files: _Files, option: str) -> Bounded | None:
-    """Returns how the users of held-out files are bounded; None if they are not.
-
-    Args:
-      files: From `check_files`.
-      option: Flag that gave them, for messages.
-
-    Raises:
-      InputError: in another way in another file, or there may be more rows of one.
-    """
-    found = [
-        Bounded.of(description_of(_file_schema(path), str(path))) for path, _ in files
-    ]
-    if any(each != found[0] for each in found):
-        raise InputError(
-            f"Expected all files of {option} to bound users in one way. Give the "
-            "output of one `dpsgd prepare`."
-        )
-    if found[0] is not None:
-        num_rows = check_files_once(os.fspath(path) for path, _ in files)
-        check_count(found[0], num_rows, option)
-    return found[0]
-
-
-def _file_schema(path: pathlib.Path) -> pa.Schema:
-    with _one_line_errors(path), pq.ParquetFile(path) as file:
-        return file.schema_arrow
-
-
-def _columns(names: Sequence[str]) -> str:
-    return f"column{'s' * (len(names) > 1)} {', '.join(names)}"
-
-
-def _files(directory: str | os.PathLike[str], option: str) -> _Files:
-    """Returns path and name of every file, found as `dpsgd batches` finds its input."""
-    found = find_files(os.fspath(directory), option=option)
-    return [(pathlib.Path(path), name) for path, name in found]
-
-
-def _check_apart(files: _Files, given: str, input_digests: Collection[str]) -> None:
+def _check_apart(
+    files: Sequence[_File], given: str, input_digests: Collection[str]
+) -> None:
     """Refuses held-out files of which one with rows is among the training examples."""
-    for path, name in files:
-        if footer_digest(os.fspath(path)) not in input_digests:
-            continue
-        with _one_line_errors(path), pq.ParquetFile(path) as file:
-            if not file.metadata.num_rows:
-                continue  # empty files are alike
-        raise InputError(
-            f"Expected {given} to hold no training examples; {name} "
-            "has the size and the footer of a file that the batches were sampled from, "
-            "and metrics of training examples are not private. Give other files, such "
-            "as the test split of `dpsgd prepare`. Training rows that were written "
-            "again into other files are not noticed."
-        )
+    for file in files:  # empty files are alike
+        if file.num_rows and footer_digest(os.fspath(file.path)) in input_digests:
+            raise InputError(
+                f"Expected {given} to hold no training examples; {file.name} has the "
+                "size and the footer of a file that the batches were sampled from, and "
+                "metrics of training examples are not private. Give other files, such "
+                "as the test split of `dpsgd prepare`. Training rows that were written "
+                "again into other files are not noticed."
+            )
 
 
 @contextlib.contextmanager
@@ -477,12 +439,3 @@ def _one_line_errors(path: pathlib.Path) -> Iterator[None]:
             f"Expected {path} to be an intact Parquet file: {type(error).__name__}. "
             "Restore it, or give a split of `dpsgd prepare`, which makes it from text."
         ) from None
-
-
-def _check_column(path: pathlib.Path, schema: pa.Schema, column: Column) -> None:
-    found = schema.field(column.name)
-    if column_of(found) != column:
-        raise InputError(
-            f"Expected column {column.name} of {path} to be {column.dtype} of shape "
-            f"{column.shape}, as in the batches; it is {found.type}."
-        )

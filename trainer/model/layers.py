@@ -32,7 +32,6 @@ Keras's random numbers are functions of a seed, which a layer's generator counts
 These contexts replace the seeds while a network is traced:
 
     keyed_layers    dropout: each row's mask follows from its seed
-    seeded_layers   anything random, on one row: its draws follow from one seed
     still_layers    dropout that drops nothing
 
 Seeds are secret, and independent for every row of every step (``noise.row_seeds``).  A
@@ -47,8 +46,6 @@ Formal guarantees:
   - In ``keyed_layers`` the mask of a row is a function of its own seed, of the index
     of the dropout in the forward pass, and of the shape of one row: a second pass
     has the same mask, whatever the other rows are.
-  - In ``seeded_layers`` the draws of layers are a function of the seed and of the order
-    of their calls.
   - A unit is dropped with the rate of the layer, up to 2^-32.
   - A layer within a network that draws anything but dropout masks is refused.  No
     error of a layer has Keras's further lines, with arguments of the layer.
@@ -119,11 +116,17 @@ def as_keras(model: Any) -> Any:
       model: A Keras model, or a ``tf.Module`` that can be called.
 
     Raises:
-      InputError: it is neither, or a model of Keras 2 or of TF Privacy.
+      InputError: it is neither, as a model of Keras 2 is.
     """
-    if isinstance(model, tf.Module) and callable(model) and not is_of_keras_2(model):
+    of_keras = isinstance(model, keras.Model) or hasattr(model, "compile")
+    if isinstance(model, tf.Module) and callable(model) and not of_keras:
         return FunctionModel(model, model.trainable_variables, name=model.name)
-    check_plain(model)
+    if not isinstance(model, keras.Model):
+        kind = type(model)
+        raise InputError(
+            f"Expected a keras.Model of Keras 3, not {kind.__module__}."
+            f"{kind.__qualname__}."
+        )
     return model
 
 
@@ -249,7 +252,7 @@ def keyed_layers(network: Any, seeds: Any) -> Iterator[None]:
         kept = bits >= np.uint32(min(round(rate * 2**32), 2**32 - 1))
         return tf.where(kept, inputs / (1 - rate), 0.0) if rate < 1 else 0.0 * inputs
 
-    with _replaced(dropout, _refusal(network)):
+    with _replaced(network, dropout):
         yield
 
 
@@ -261,45 +264,28 @@ def still_layers(network: Any) -> Iterator[None]:
         del rate, noise_shape
         return tf.identity(inputs)
 
-    with _replaced(dropout, _refusal(network)):
+    with _replaced(network, dropout):
         yield
 
 
 @contextlib.contextmanager
-def seeded_layers(seed: Any) -> Iterator[None]:
-    """Draws all random numbers of layers from one seed.
-
-    Args:
-      seed: (2,), int64.  Sensitive.
-    """
-    calls = iter(range(1, 1 << 31))
-
-    def next_seed(generator: Any) -> Any:
-        del generator  # every call has its own seed
-        return tf.random.experimental.stateless_fold_in(seed, next(calls))
-
-    with _replaced(None, next_seed):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(
-    dropout: _Dropout | None, next_seed: Callable[..., Any]
-) -> Iterator[None]:
-    """Replaces Keras's dropout, unless None, and the seeds of everything else."""
+def _replaced(network: Any, dropout: _Dropout) -> Iterator[None]:
+    """Replaces Keras's dropout, and refuses everything else that draws."""
 
     def instead(
         inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None
     ) -> Any:
         del seed
-        assert dropout is not None  # else it is not replaced
         return dropout(inputs, rate, noise_shape) if rate else inputs
 
-    with _LOCK, plain_errors(), contextlib.ExitStack() as replaced:
-        for module in (keras_random, keras_image):
-            replaced.enter_context(mock.patch.object(module, "draw_seed", next_seed))
-        if dropout is not None:
-            replaced.enter_context(mock.patch.object(keras_random, "dropout", instead))
+    refuse = _refusal(network)
+    with (
+        _LOCK,
+        plain_errors(),
+        mock.patch.object(keras_random, "draw_seed", refuse),
+        mock.patch.object(keras_image, "draw_seed", refuse),
+        mock.patch.object(keras_random, "dropout", instead),
+    ):
         yield
 
 
@@ -377,36 +363,3 @@ def plain_errors() -> Iterator[None]:
     finally:
         if was_filtering:
             keras.config.enable_traceback_filtering()
-
-
-def is_of_keras_2(thing: Any) -> bool:
-    """Whether an object is of the package tf_keras."""
-    return any(kind.__module__.startswith("tf_keras") for kind in type(thing).__mro__)
-
-
-def check_plain(network: Any) -> None:
-    """Refuses models of Keras 2, and TF Privacy's, whose noise would not be used.
-
-    Args:
-      network: What a user gave as a model.
-
-    Raises:
-      InputError: it is no plain Keras model.
-    """
-    if not isinstance(network, keras.Model):
-        kind, old = type(network), is_of_keras_2(network)
-        raise InputError(
-            "Expected a model of Keras 3, not of tf_keras. Build it with `import "
-            "keras`, or with tf.keras and without TF_USE_LEGACY_KERAS."
-            if old
-            else f"Expected a keras.Model, not {kind.__module__}.{kind.__qualname__}."
-        )
-    for part in network._flatten_layers():
-        modules = {kind.__module__.partition(".")[0] for kind in type(part).__mro__}
-        if "tensorflow_privacy" in modules:
-            raise InputError(
-                f"Expected a plain keras.Model; {type(part).__name__} of TF Privacy "
-                "has its own clip and noise, which would not be used. Make the same "
-                "layers a keras.Model or keras.Sequential, and give clip and noise "
-                "to make_private, or as --l2-norm-clip and --noise-multiplier."
-            )

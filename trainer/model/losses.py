@@ -122,7 +122,7 @@ def loss_by_name(name: str) -> Loss:
       InputError: no such loss.
     """
     check_choice("loss", name, tuple(LOSSES))
-    return _KNOWN.get(name) or _keras_loss(name)
+    return _KNOWN.get(name) or _single(name)
 
 
 def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
@@ -206,18 +206,8 @@ def _single(loss: Any) -> Loss:
             f"Expected a loss whose call says all; __call__ of {type(loss).__name__}, "
             "which is for a whole batch, is not used. Put what it does into call."
         )
-    if str(getattr(loss, "__module__", "")).partition(".")[0] == "tf_keras":
-        raise InputError(
-            f"Expected a loss of Keras 3; {loss!r} is of tf_keras. Take the one of the "
-            "same name from keras.losses."
-        )
     name = type(loss).__name__ if is_object else getattr(loss, "__name__", "loss")
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    if "hinge" in name:
-        raise InputError(
-            f"Expected a loss of each example; Keras's {name} converts labels by a "
-            "look at the whole batch. Choose another, such as binary_crossentropy."
-        )
     known = _KNOWN.get(name)
     accepts = known.accepts if known else _finite
     ignored = getattr(loss, "ignore_class", None)
@@ -414,27 +404,6 @@ def _one_hot(labels: Any, logits: Any) -> Any:
     wanted = tf.cast(labels, logits.dtype)
     values = -tf.reduce_sum(wanted * tf.nn.log_softmax(logits), -1)
     return _of_row(values, _masks(logits))
-
-
-def _keras_loss(name: str) -> Loss:
-    function = keras.losses.get(name)
-
-    def per_example(labels: Any, outputs: Any) -> Any:
-        # Keras takes the mean over the last axis only.
-        masks = _masks(outputs)
-        positions = masks[0].shape[1:] if masks else ()
-        shape = (tf.shape(outputs)[0], *positions, -1)
-        flat = (tf.reshape(value, shape) for value in (labels, outputs))
-        values = function(*(tf.cast(value, tf.float32) for value in flat))
-        return _of_row(values, masks)
-
-    return Loss(
-        name=name,
-        task=OTHER,
-        per_example=per_example,
-        accepts=_finite,
-        allowed="finite",
-    )
 
 
 BINARY_CROSS_ENTROPY = Loss(

@@ -15,14 +15,11 @@ Formal guarantees of groups:
   - A group whose rows all have weight 0 has a loss of exactly 0.
 
 Views are K versions of an example; the gradient of their mean loss is clipped.  They
-are columns (K, ...) of the batches, or a random augmentation makes them in each step,
-``--augment module:name``:
+are made in each step by a random augmentation, ``--augment module:name``:
 
     def flip(columns, seed):           # of one example, without the batch axis
         return {"image": tf.image.stateless_random_flip_left_right(
             columns["image"], seed)}
-
-    flip = keras.Sequential([keras.layers.RandomFlip("horizontal")])     # or layers
 
 The seed is an int64 tensor of two words.  It is a function of the secret key of the
 run, the step, the example's place in the batch, and the view.
@@ -37,8 +34,7 @@ example alone.
 Formal guarantees of views:
   - A view is a function of its example and its seed: the augmentation is computed for
     one view at a time, and one with a random state of its own is refused.
-  - Evaluation, export and prediction see one view: the first of columns (K, ...), or
-    the example without augmentation.
+  - Evaluation, export and prediction see the example without augmentation.
 
 Public: sizes, names and numbers.  Sensitive: everything else.
 
@@ -51,7 +47,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from accounting.core.validation import InputError
@@ -60,19 +56,18 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import ROW_WEIGHTS
 from trainer.core.step.noise import SEEDS
 from trainer.core.step.pure_graph import check_pure
-from trainer.core.tf_compat import keras, raw_variable, tf
+from trainer.core.tf_compat import raw_variable, tf
 from trainer.model.layers import (
     SEED_WORDS,
     has_dropout,
     keyed_layers,
     plain_layers,
-    seeded_layers,
     still_layers,
 )
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
 from trainer.model.metrics import LABEL
 from trainer.model.rows import has_users, rows_per_user
-from trainer.model.user_code import load_function, one_line_errors
+from trainer.model.user_code import check_views, load_function, one_line_errors
 
 Kept = TypeVar("Kept")
 
@@ -170,6 +165,16 @@ class TrainableModel:
         It yields a list, to which each recurrent layer appends its time steps.
         """
         return plain_layers(self.network)
+
+    def columns_of(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those of the columns that the losses take; a user's first row."""
+        return {
+            name: columns[name][:, 0]
+            if len(columns[name].shape) > len(spec.shape)
+            else columns[name]
+            for name, spec in self.column_specs.items()
+            if name in columns
+        }
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
         """Returns the loss of each example, of shape (batch,).
@@ -367,7 +372,7 @@ class Views:
 
     Attributes:
       number: K, at least 1.
-      augment: Function or Keras layers, as above; None for columns, or one view.
+      augment: Function, as above; None for one view.
       name: Name of ``augment`` for the run record; None without it.
     """
 
@@ -375,10 +380,8 @@ class Views:
     augment: Any = None
     name: str | None = None
 
-    @property
-    def columns(self) -> int:
-        """Number of views in the columns of the batches; 1 without an axis of views."""
-        return 1 if self.augment is not None else self.number
+    def __post_init__(self) -> None:
+        check_views(self.number, self.augment)
 
     def describe(self) -> dict[str, Any]:
         """Returns the entries of the run record; none for one unchanged view."""
@@ -394,68 +397,18 @@ def load_views(number: int, augment: str | None) -> Views:
     """Returns ``number`` views; ``augment`` is "module:name", as for `load_function`.
 
     Raises:
-      InputError: no such function or layers.
+      InputError: no such function.
     """
     found = load_function(augment, "augment") if augment is not None else None
     return Views(number=number, augment=found, name=augment)
 
 
-def of_one_view(
-    columns: Sequence[Column], network: Any, views: Views
-) -> tuple[Column, ...]:
-    """Returns the columns of one view.
-
-    Args:
-      columns: Columns of the batches.
-      network: Functional Keras model of one view.
-      views: Views of an example.
-
-    Raises:
-      InputError: the columns should hold views, and none does.
-    """
-    by_view = _view_columns(columns, network, views)
-    if views.columns > 1 and not by_view:
-        shapes = ", ".join(
-            f"{name} {(views.number, *shape)}"
-            for name, shape in _input_shapes(network).items()
-        )
-        raise InputError(
-            f"Expected views={views.number} of an example in the batches: a column "
-            f"such as {shapes}, for a model of one view. Give --augment "
-            "module:function to make views of one, or write the views into a column."
-        )
-    return tuple(
-        dataclasses.replace(column, shape=column.shape[1:])
-        if column.name in by_view
-        else column
-        for column in columns
-    )
-
-
-def first_view(columns: Mapping[str, Any], model: TrainableModel) -> dict[str, Any]:
-    """Returns the columns of the first view.
-
-    Args:
-      columns: Name -> (rows, ...), with or without an axis of views.
-      model: Model of one view.
-    """
-    ranks = {name: len(spec.shape) for name, spec in model.column_specs.items()}
-    return {
-        name: value[:, 0] if len(value.shape) > ranks[name] else value
-        for name, value in columns.items()
-        if name in ranks
-    }
-
-
-def trained_model(
-    model: TrainableModel, columns: Sequence[Column], views: Views
-) -> TrainableModel:
+def trained_model(model: TrainableModel, views: Views) -> TrainableModel:
     """Returns the model that a step trains: over views, with dropout.
-
-    Other arguments as for `of_one_view`.
 
     Args:
       model: Model of one view, which ``check_model`` accepted.
+      views: Views of an example.
 
     Raises:
       InputError: the augmentation has a random state of its own, or does not return a
@@ -466,13 +419,8 @@ def trained_model(
     of_row = dataclasses.replace(model, columns=(*model.columns, *seeds))
     if not views.describe():
         return dataclasses.replace(of_row, seeds=(SEED_WORDS,)) if draws else model
-    augment = None
-    if views.augment is not None:
-        augment = _checked(model, views)
-    by_view = _view_columns(columns, model.network, views)
-    if augment is not None:
-        by_view = frozenset(model.input_names)
-    by_view |= {column.name for column in seeds}
+    augment = _checked(model, views)
+    by_view = frozenset((*model.input_names, *(column.name for column in seeds)))
     return GroupedModel(
         network=model.network,
         description={**model.description, **views.describe()},
@@ -483,32 +431,11 @@ def trained_model(
             else column
             for column in of_row.columns
         ),
-        seeds=(views.number, SEED_WORDS) if draws or augment else None,
-        prepare=_preparation(model, augment, views.number, draws) if augment else None,
+        seeds=(views.number, SEED_WORDS),
+        prepare=_preparation(model, augment, views.number, draws),
         of_row=of_row,
         size=views.number,
         by_row=by_view,
-    )
-
-
-def _input_shapes(network: Any) -> dict[str, tuple[int | None, ...]]:
-    return {
-        name: tuple(value.shape[1:]) for name, value in named_inputs(network).items()
-    }
-
-
-def _view_columns(
-    columns: Sequence[Column], network: Any, views: Views
-) -> frozenset[str]:
-    """Returns the names of the columns of the batches with an axis of views."""
-    if views.columns == 1:
-        return frozenset()
-    shapes = _input_shapes(network)
-    return frozenset(
-        column.name
-        for column in columns
-        if column.name in shapes
-        and column.shape == (views.number, *shapes[column.name])
     )
 
 
@@ -517,9 +444,7 @@ def _view_columns(
 
 def _checked(model: TrainableModel, views: Views) -> Augment:
     """Returns the augmentation as a function, which depends only on its arguments."""
-    what, augment = f"augment={views.name!r}", views.augment
-    is_layer = isinstance(augment, keras.layers.Layer)
-    function = tf.function(_of_layers(augment, model, what) if is_layer else augment)
+    what, function = f"augment={views.name!r}", tf.function(views.augment)
     specs = {name: model.column_specs[name] for name in model.input_names}
     one = {n: tf.TensorSpec(s.shape[1:], s.dtype) for n, s in specs.items()}
     with one_line_errors(what):
@@ -527,28 +452,6 @@ def _checked(model: TrainableModel, views: Views) -> Augment:
     check_pure(traced.graph, what)
     _check_view(traced.structured_outputs, one, what)
     return traced
-
-
-def _of_layers(layers: Any, model: TrainableModel, what: str) -> Augment:
-    if len(model.input_names) != 1:
-        raise InputError(
-            f"Expected {what} to be a function: of {len(model.input_names)} "
-            "inputs it is not known which the layers are for. Give a function "
-            "(columns, seed) that calls tf.image.stateless_random_... on one of them."
-        )
-
-    def augment(columns: Mapping[str, Any], seed: Any) -> Mapping[str, Any]:
-        ((name, value),) = columns.items()
-        with seeded_layers(seed):
-            changed = layers(value[tf.newaxis], training=True)[0]
-        if layers.weights:
-            raise InputError(
-                f"Expected {what} without weights: what they learned is not private. "
-                "Give constants as arguments."
-            )
-        return {name: changed}
-
-    return tf.autograph.experimental.do_not_convert(augment)
 
 
 def _check_view(outputs: Any, inputs: Mapping[str, Any], what: str) -> None:

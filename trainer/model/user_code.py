@@ -93,3 +93,20 @@ def one_line_errors(what: str) -> Iterator[None]:
             f"Expected {what} to work; it raised {type(error).__name__}: "
             f"{' '.join(str(error).split()).rstrip('.')}{where}"
         ) from None
+
+
+def check_views(number: int, augment: Any) -> None:
+    """Accepts several views only beside what makes them.
+
+    Args:
+      number: Number of views, at least 1.
+      augment: What makes them, or its name; None for nothing.
+
+    Raises:
+      InputError: nothing makes them.
+    """
+    if number > 1 and augment is None:
+        raise InputError(
+            f"Expected an augmentation for views={number}, which it makes. Give "
+            "--augment module:function."
+        )

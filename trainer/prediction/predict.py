@@ -186,7 +186,7 @@ def open_rows(
     """
     schema = schema_of(manifest)
     if schema is None or any(map(_is_prepared, table_files.list_table(str(path)))):
-        held_out = HeldOut(path, manifest, option=OPTION)
+        held_out = HeldOut(path, manifest.columns, manifest.dataset, option=OPTION)
         held_out.check_others(carried)
         parts = functools.partial(_prepared_parts, held_out, [*carried])
         return RowsToPredict(total=held_out.num_rows, unit="row", parts=parts)

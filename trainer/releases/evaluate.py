@@ -324,7 +324,9 @@ def check(
         check_float("largest_loss", largest_loss, above=0)
     check_task(chosen, manifest, largest_loss)
     digests = _digests_of(batches, record)
-    held_out = HeldOut(table, manifest, digests, option="--input")
+    held_out = HeldOut(
+        table, manifest.columns, manifest.dataset, digests, option="--input"
+    )
     bounded = held_out.bounded
     _check_unit(Bounded.of(manifest.dataset), bounded, table)
     trained = SourceTable.from_json(read_checksums(batches).table)

@@ -59,7 +59,7 @@ from pipelines.tables.kinds import REGRESSION
 from pipelines.tables.schema import DATASET_NAME
 from trainer.core.run import run_record
 from trainer.core.run.checkpoints import has_ended
-from trainer.model.evaluation import HeldOut, bounded_users, check_files
+from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, CLASSES, LOWER_IS_BETTER, OTHER, SQUARED_ERROR
 from trainer.prediction.chosen_model import choose
 from trainer.releases import evaluate
@@ -207,14 +207,14 @@ def check(
 
 def _check_scored(scored: pathlib.Path, dataset: Dataset) -> int:
     """Returns the number of rows that score, which train nothing, or refuses them."""
-    files, num_rows = check_files(
+    held_out = HeldOut(
         scored,
         dataset.columns,
         dataset.description,
         dataset.footers.values(),
         option="--score",
     )
-    if bounded_users(files, "--score") is not None:
+    if held_out.bounded is not None:
         raise InputError(
             f"Expected the users of --score {scored} not to be bounded, since the "
             "privacy unit of --input is a row. Give rows that `dpsgd prepare` did not "
@@ -222,7 +222,7 @@ def _check_scored(scored: pathlib.Path, dataset: Dataset) -> int:
         )
     of_score = table_of(list_row_groups(os.fspath(scored)))
     table_of(dataset).check_apart(of_score, "--score")
-    return num_rows
+    return held_out.num_rows
 
 
 def _of_score(
@@ -480,7 +480,13 @@ def _score(
     chosen = choose(run)
     evaluate.check_task(chosen, manifest)
     asked = evaluate.EvaluateRequest(
-        held_out=HeldOut(request.scored, manifest, inputs, option="--score"),
+        held_out=HeldOut(
+            request.scored,
+            manifest.columns,
+            manifest.dataset,
+            inputs,
+            option="--score",
+        ),
         chosen=chosen,
         method="",
         price=request.price,

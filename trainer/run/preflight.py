@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from accounting.core import claim
@@ -28,7 +28,6 @@ from pipelines.batches.folder import (
     read_checksums,
     read_manifest,
 )
-from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
 from pipelines.files.outputs import check_folder
@@ -39,7 +38,7 @@ from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.model.rows import has_users, of_one_row, rows_per_user
-from trainer.model.user_code import functions_of, load_function
+from trainer.model.user_code import check_views, functions_of, load_function
 from trainer.report.run_files import RUN_NAMES
 from trainer.run import privacy
 from trainer.settings.methods import DP_SGD, NON_PRIVATE, gradients_text
@@ -91,7 +90,7 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     )
     of_rows = of_one_row(manifest)
     _check_columns(of_rows, request.settings.task)
-    check_views(request.settings, of_rows.columns)
+    check_views(request.settings.views, request.settings.augment)
     check_files_of(request.settings)
     check_settings(request.settings, manifest, augment=request.settings.augment)
     check_files(request.batches, manifest)
@@ -121,7 +120,7 @@ def _held_out(request: Request, of_rows: Manifest, *, chief: bool) -> HeldOut | 
     if request.held_out is None or not chief:
         return None
     input_digests = read_checksums(request.batches).inputs
-    return HeldOut(request.held_out, of_rows, input_digests)
+    return HeldOut(request.held_out, of_rows.columns, of_rows.dataset, input_digests)
 
 
 def with_loss(settings: TrainSettings, dataset: Mapping[str, Any]) -> TrainSettings:
@@ -194,26 +193,6 @@ def _check_bands(settings: TrainSettings, plan: DpSgdPlan) -> None:
         f"--batch-size {plan.expected_batch_size} --num-steps {plan.num_steps}`, with "
         "their --input and another --out."
     )
-
-
-def check_views(settings: TrainSettings, columns: Iterable[Column]) -> None:
-    """Refuses views in columns where no column can hold them.
-
-    Args:
-      settings: Settings that may ask for views.
-      columns: Columns of an example.
-
-    Raises:
-      InputError: no column has an axis of so many views.
-    """
-    if settings.views == 1 or settings.augment is not None:
-        return
-    if not any(column.shape[:1] == (settings.views,) for column in columns):
-        raise InputError(
-            f"Expected views={settings.views} of an example in the batches: no column "
-            f"has a shape ({settings.views}, ...). Give --augment module:function to "
-            "make views of one, or write the views into a column."
-        )
 
 
 def check_files_of(settings: TrainSettings) -> None:

@@ -142,10 +142,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
         takes the manifest and returns a Keras model whose inputs are named like
         columns of the batches.
       views: Views per example (augmentation multiplicity): the gradient of their mean
-        loss is clipped, at the same epsilon.  Columns of shape (VIEWS, ...), or
-        --augment.
-      augment: module:function (columns of one example, seed -> columns of a view), or
-        module:layers of Keras, such as a Sequential of RandomFlip.
+        loss is clipped, at the same epsilon.  --augment makes them.
+      augment: module:function (columns of one example, seed -> columns of a view).
       loss: auto, by the label in the schema; or one of Keras, or module:function.  auto
         is binary_crossentropy, sparse_categorical_crossentropy or mean_squared_error,
         according to the label.  Keras's are

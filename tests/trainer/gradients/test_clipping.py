@@ -22,13 +22,12 @@ from tests.trainer.zoo import (
     batch,
     both_inputs,
     clipped_total,
+    dense_per_position,
     layer_normalization,
     make_model,
-    masked_ids,
     naive_gradients,
     naive_sum,
     numbers,
-    pairs,
 )
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.model_check import check_model
@@ -71,7 +70,10 @@ def test_clipped_sum_equals_a_loop_over_examples(
         assert_close(arrays(gradient_sum(columns, weight)), wanted)
 
 
-@pytest.mark.parametrize(("make", "num_values"), pairs(FAST + OTHER, [1, 100, 1 << 23]))
+@pytest.mark.parametrize(
+    ("make", "num_values"),
+    [(both_inputs, 1), (dense_per_position, 100), (layer_normalization, 1 << 23)],
+)
 def test_clipped_coordinates_equal_a_loop_over_examples(
     make: Callable[[], Any], num_values: int, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +81,7 @@ def test_clipped_coordinates_equal_a_loop_over_examples(
         "trainer.gradients.gradient_parts._MOST_HELD_VALUES", num_values
     )
     model, data = make_model(make), rows(NUM_ROWS)
-    columns, weight = batch(data, padding=4, fill=0.0 if make is masked_ids else 1e30)
+    columns, weight = batch(data, padding=4, fill=1e30)
     cap = CLIP / 4
     gradients = naive_gradients(model, data)
     wanted = clipped_total(gradients, CLIP, cap)
@@ -165,11 +167,8 @@ def test_padding_and_rows_without_a_finite_gradient_contribute_nothing(
                 assert_close(found, wanted, 1e-6)
 
 
-@pytest.mark.parametrize("make", [both_inputs, layer_normalization])
-def test_an_infinite_clip_leaves_gradients_as_they_are(
-    make: Callable[[], Any], rows: Any
-) -> None:
-    model, data = make_model(make), rows(NUM_ROWS)
+def test_an_infinite_clip_leaves_gradients_as_they_are(rows: Any) -> None:
+    model, data = make_model(layer_normalization), rows(NUM_ROWS)
     columns, weight = batch(data, padding=4)
     wanted = arrays(plain_sum(model)(columns, weight))
     for gradient_sum in _sums(model, math.inf):

@@ -39,6 +39,10 @@ def test_auc_is_the_probability_that_a_positive_scores_higher() -> None:
     assert auc(labels, scores) == pytest.approx(above + ties / 2, abs=1e-12)
 
 
+def _opened(folder: pathlib.Path, manifest: Any) -> HeldOut:
+    return HeldOut(folder, manifest.columns, manifest.dataset)
+
+
 @pytest.fixture
 def model(small_batches: Any) -> TrainableModel:
     return make_model(small_batches.manifest, embedding_dim=2, hidden=(4,))
@@ -47,7 +51,7 @@ def model(small_batches: Any) -> TrainableModel:
 @pytest.fixture
 def metrics(small_batches: Any, held_out: Any, model: TrainableModel) -> Any:
     def make(predict: Any, metric: Any = None) -> Metrics:
-        source = HeldOut(held_out, small_batches.manifest)
+        source = _opened(held_out, small_batches.manifest)
         return Evaluator(
             held_out=source, model=model, predict=predict, metric=metric
         ).metrics()
@@ -98,7 +102,7 @@ def test_numbers_of_a_range_are_evaluated_in_the_unit_of_their_label(
     scaled_model = dataclasses.replace(model, loss=make_loss(loss))
     for target in (None, Target(name="y", range=(10.0, 30.0))):
         evaluator = Evaluator(
-            held_out=HeldOut(held_out, small_batches.manifest),
+            held_out=_opened(held_out, small_batches.manifest),
             model=scaled_model,
             predict=lambda rows: 0.5 - rows["label"].astype("f4")[:, None],
             metric=keep,
@@ -149,7 +153,7 @@ def test_files_that_do_not_match_the_batches_are_refused(
 ) -> None:
     _rewrite(held_out, change)
     with pytest.raises(InputError, match=message):
-        HeldOut(held_out, small_batches.manifest)
+        _opened(held_out, small_batches.manifest)
 
 
 @pytest.fixture

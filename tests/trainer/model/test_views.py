@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,7 @@ from trainer.core.tf_compat import keras, tf
 from trainer.gradients.paths import clipped_sum
 from trainer.methods import hooks
 from trainer.model.layers import SEED_WORDS
-from trainer.model.trainable_model import (
-    TrainableModel,
-    Views,
-    first_view,
-    of_one_view,
-    trained_model,
-)
+from trainer.model.trainable_model import TrainableModel, Views, trained_model
 from trainer.model.user_code import load_function
 from trainer.settings.train_settings import TrainSettings
 
@@ -51,17 +44,6 @@ def flip_and_shift(columns: Mapping[str, Any], seed: Any) -> dict[str, Any]:
     return {"image": tf.image.stateless_random_crop(padded, image.shape, seed)}
 
 
-def keras_layers() -> Any:
-    return keras.Sequential(
-        [
-            layers.RandomFlip("horizontal"),
-            layers.RandomTranslation(0.2, 0.2, fill_mode="constant"),
-            layers.RandomContrast(0.3),
-            layers.GaussianNoise(0.1),
-        ]
-    )
-
-
 def _batch(seed: int = 0, num: int = NUM) -> dict[str, Any]:
     random = np.random.default_rng(seed)
     return {
@@ -71,12 +53,11 @@ def _batch(seed: int = 0, num: int = NUM) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("make", [lambda: flip_and_shift, keras_layers])
 def test_a_view_is_a_function_of_its_example_and_its_seed(
-    make: Callable[[], Any], model: TrainableModel
+    model: TrainableModel,
 ) -> None:
-    views = Views(number=SIZE, augment=make(), name="m:augment")
-    trained = trained_model(model, model.columns, views)
+    views = Views(number=SIZE, augment=flip_and_shift, name="m:augment")
+    trained = trained_model(model, views)
     assert trained.prepare is not None
     prepare = tf.function(trained.prepare)
     first = prepare(_batch())["image"].numpy()
@@ -96,29 +77,20 @@ def test_a_view_is_a_function_of_its_example_and_its_seed(
 
 def test_the_sum_is_that_of_the_views(model: TrainableModel) -> None:
     views = Views(number=SIZE, augment=flip_and_shift, name="m:augment")
-    trained = trained_model(model, model.columns, views)
+    trained = trained_model(model, views)
     weight = tf.constant([1.0, 1, 1, 0])
     found = hooks.gradient_sum(trained, SETTINGS)(_batch(), weight)
-    # The same views as columns of the batches.
-    as_column = dataclasses.replace(IMAGE, shape=(SIZE, *IMAGE.shape))
-    of_columns = trained_model(model, (LABEL, as_column), Views(number=SIZE))
+    # Of the same views, made before.
     assert trained.prepare is not None
-    assert of_columns.seeds is None
     prepared = trained.prepare(_batch())
-    wanted = clipped_sum(of_columns, l2_norm_clip=0.3)(prepared, weight)
+    wanted = clipped_sum(trained, l2_norm_clip=0.3)(prepared, weight)
     for left, right in zip(found, wanted, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
-def test_other_parts_see_the_first_view(model: TrainableModel) -> None:
-    as_column = dataclasses.replace(IMAGE, shape=(SIZE, *IMAGE.shape))
-    columns = (LABEL, as_column)
-    found = of_one_view(columns, model.network, Views(number=SIZE))
-    assert found == (LABEL, IMAGE)
-    rows = {"label": np.zeros(2), "image": np.random.rand(2, *as_column.shape)}
-    np.testing.assert_array_equal(first_view(rows, model)["image"], rows["image"][:, 0])
-    with pytest.raises(InputError, match=r"image \(7, 6, 6, 1\), for a model of one"):
-        of_one_view(columns, model.network, Views(number=7))
+def test_several_views_need_what_makes_them() -> None:
+    with pytest.raises(InputError, match="an augmentation for views=7"):
+        Views(number=7)
 
 
 def _stateful(columns: Mapping[str, Any], seed: Any) -> dict[str, Any]:
@@ -134,14 +106,6 @@ def _python(columns: Mapping[str, Any], seed: Any) -> dict[str, Any]:
     return {"image": tf.numpy_function(twice, [columns["image"]], tf.float32)}
 
 
-class Learned(layers.Layer):
-    def build(self, shape: Any) -> None:
-        self.scale = self.add_weight((), name="scale")
-
-    def call(self, image: Any) -> Any:
-        return image * self.scale
-
-
 @pytest.mark.parametrize(
     ("augment", "message"),
     [
@@ -151,8 +115,7 @@ class Learned(layers.Layer):
         (lambda columns, seed: {"x": columns["image"]}, "dict of the inputs"),
         (lambda columns, seed: {"image": columns["image"][1:]}, r"\(5, 6, 1\)"),
         (lambda columns: columns, "it raised TypeError"),
-        (keras.Sequential([layers.RandomCrop(3, 3)]), "of shape"),
-        (Learned(), "without weights"),
+        (layers.RandomFlip("horizontal"), "it raised"),
     ],
 )
 def test_what_is_no_view_is_refused(
@@ -160,7 +123,7 @@ def test_what_is_no_view_is_refused(
 ) -> None:
     views = Views(number=2, augment=augment, name="m:augment")
     with pytest.raises(InputError, match=message) as caught:
-        trained_model(model, model.columns, views)
+        trained_model(model, views)
     assert "\n" not in str(caught.value)
     assert "m:augment" in str(caught.value)
 

@@ -198,7 +198,9 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
     for index, weight in enumerate(upa.trainable_weights):
         mean = sum(file[f"weight_{index}"].astype("f8") for file in kept) / 3
         np.testing.assert_allclose(weight, mean, rtol=1e-6, atol=1e-9)
-    columns = next(HeldOut(request.held_out, small_batches.manifest).batches())
+    manifest = small_batches.manifest
+    held_out = HeldOut(request.held_out, manifest.columns, manifest.dataset)
+    columns = next(held_out.batches())
     predictions = []
     for file in kept:
         last.set_weights([file[name] for name in file])

@@ -76,7 +76,7 @@ def test_seeds_are_of_the_place_and_never_repeat(
     monkeypatch.setattr(Step, "add", spy)
     model = make_private(
         network(), batches=small_batches.path, run=tmp_path / "run", views=2,
-        augment=keras.Sequential([keras.layers.GaussianNoise(0.5)], name="noisy"),
+        augment=jitter,
         noise_multiplier=0.8, l2_norm_clip=1.0, delta=1e-3,
     )  # fmt: skip
     model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True), ["AUC"])
@@ -89,4 +89,4 @@ def test_seeds_are_of_the_place_and_never_repeat(
     assert len(np.unique(words, axis=0)) == len(words) == 10 * 16 * 2
     assert "over 2 views" in model.privacy_statement().to_text().replace("\n", " ")
     model.export()
-    assert read_run(tmp_path / "run")[0].model["augment"] == "noisy"
+    assert read_run(tmp_path / "run")[0].model["augment"] == "jitter"

@@ -73,26 +73,11 @@ _REASONS = (
         "draws random numbers that do not follow from the secret of the run",
         "Use Keras's Dropout, or tf.random.stateless_... with the seed of --augment.",
     ),
-    (
-        ("Empty",),
-        "takes memory as it is, which may hold values of other examples",
-        "Use tf.zeros, and another loss than CTC, which TensorFlow computes so.",
-    ),
-    (("Print", "Summary"), "writes values of examples to a log", "Remove it."),
-    (
-        ("File", "Debug", "Proto"),
-        "uses a file, which may differ when a step is repeated",
-        "Read it before, into a constant.",
-    ),
-    (
-        ("Batch", "Unbatch"),
-        "waits for other examples, to compute them together",
-        "Call the function itself.",
-    ),
 )
 _WRITES = (
     "has a state of its own, which one example could leave to the next without noise",
-    "Remove what assigns, counts or remembers; a layer may only read its variables.",
+    "Remove what assigns, counts, prints, reads files or remembers; a layer may only "
+    "read its variables.",
 )
 
 
@@ -119,7 +104,10 @@ def impurity(graph: Any) -> str | None:
     """
     for kind, name in _operations(graph):
         if kind in OUTSIDE or _has_state(graph, kind):
-            why, remedy = _reason(kind)
+            why, remedy = next(
+                (found for parts, *found in _REASONS if any(x in kind for x in parts)),
+                _WRITES,
+            )
             return f"{kind} ({name}) {why}. {remedy}"
     return None
 
@@ -176,13 +164,6 @@ def _has_state(graph: Any, kind: str) -> bool:
     if kind in _ALLOWED or graph._is_function(kind):
         return False
     return bool(graph.op_def_for_type(kind).is_stateful)
-
-
-def _reason(kind: str) -> tuple[str, str]:
-    for parts, why, remedy in _REASONS:
-        if any(part in kind for part in parts):
-            return why, remedy
-    return _WRITES
 
 
 #: (columns, weight) -> tensors.

@@ -153,16 +153,6 @@ def test_every_row_of_a_table_gets_noise_whichever_rows_are_read(
     np.testing.assert_array_equal(table, -(noise / 4 + num_parts * sums) / 4)
 
 
-def test_a_step_forgets_the_step_before(rows: Any) -> None:
-    model = _model()
-    step, empty = _step(model), _batch(rows(0))
-    noise, zeros = (_noise(step, 4, 0, stddev) for stddev in (1.0, 0.0))
-    for parts in (1, 2):
-        _run(step, noise, [_batch(rows(16))] * parts)
-        for change in _change(model, lambda n=parts: _run(step, zeros, [empty] * n)):
-            np.testing.assert_array_equal(change, 0)
-
-
 def test_nothing_is_compiled_again_after_the_first_steps(rows: Any) -> None:
     step, batches = _step(_model()), [_batch(rows(16, seed)) for seed in range(3)]
     counts = []
@@ -175,19 +165,16 @@ def test_nothing_is_compiled_again_after_the_first_steps(rows: Any) -> None:
     assert counts == [1, *[3] * 11]
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_infinite_clip_and_zero_noise_is_ordinary_training(
-    name: str, rows: Any
-) -> None:
+def test_infinite_clip_and_zero_noise_is_ordinary_training(rows: Any) -> None:
     private, ordinary = _model(), _model()
     batches = [_batch(rows(16, seed)) for seed in range(5)]
     step = _step(
         private,
         divisor=16,
         clip=math.inf,
-        optimizer=getattr(keras.optimizers, name)(0.05),
+        optimizer=keras.optimizers.Adam(0.05),
     )
-    optimizer = getattr(keras.optimizers, name)(0.05)
+    optimizer = keras.optimizers.Adam(0.05)
     for columns, weight in batches:
         _run(step, _noise(step, 0, 0, 0.0), [(columns, weight)])
         with tf.GradientTape() as tape:

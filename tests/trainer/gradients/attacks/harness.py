@@ -8,15 +8,12 @@ neighbours, and returns what is wrong:
   - the sum is not that of its rows, each in a batch of its own;
   - the same batch has another sum later, after other batches;
   - a variable of the model has another value than before.
-
-``later_faults_of`` compares two steps of one case, of which one has seen a batch
-without one row: whatever follows must be the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,15 +22,13 @@ from accounting.core.plan import POISSON, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import BatchFile, Manifest
-from tests.trainer.gradients.attacks import keras_parts
-from tests.trainer.gradients.attacks.catalogue import Case
 from trainer import models
 from trainer.core.step.noise import SEEDS, row_seeds
-from trainer.core.tf_compat import tf
+from trainer.core.tf_compat import keras, raw_variable, tf
 from trainer.gradients.paths import ONE_PASS
 from trainer.methods import hooks
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss, loss_of_ones_own
-from trainer.model.trainable_model import ONE_VIEW, TrainableModel, Views, of_one_view
+from trainer.model.trainable_model import ONE_VIEW, TrainableModel, Views
 from trainer.settings.train_settings import TrainSettings
 
 #: As every run of `train`.
@@ -45,11 +40,12 @@ CLIP = 1.0
 #: Bound on the change of a sum over its rows' true contributions, in units of C: what
 #: rounding adds.
 ROUNDING = 1e-3
+NUM_VALUES, NUM_IDS, VOCABULARY = 6, 4, 16
 
 COLUMNS = (
     Column(name="label", dtype="int8"),
-    Column(name="values", dtype="float32", shape=(keras_parts.NUM_VALUES,)),
-    Column(name="ids", dtype="int32", shape=(keras_parts.NUM_IDS,)),
+    Column(name="values", dtype="float32", shape=(NUM_VALUES,)),
+    Column(name="ids", dtype="int32", shape=(NUM_IDS,)),
 )
 MANIFEST = Manifest(
     plan=DpSgdPlan(
@@ -62,6 +58,27 @@ MANIFEST = Manifest(
     dataset={"name": "attacks"},
 )
 ROW = np.dtype([(column.name, column.numpy_dtype) for column in COLUMNS])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One attack, or an honest neighbour of one.
+
+    Attributes:
+      network: Makes the Keras model; its argument chooses what follows the attack, and
+        so the path.
+      loss: Makes the function (labels, outputs) -> losses from the model; None for the
+        default.
+      augment: Makes the augmentation; None for one view.
+      leaks: Whether it must be refused, even if the sum of gradients is right.
+      honest: Whether it must be accepted.
+    """
+
+    network: Callable[[str], Any]
+    loss: Callable[[Any], Callable[[Any, Any], Any]] | None = None
+    augment: Callable[[], Any] | None = None
+    leaks: bool = False
+    honest: bool = False
 
 
 # -- rows and batches --------------------------------------------------------------
@@ -98,16 +115,15 @@ def batch_of(rows: np.ndarray, weight: Sequence[float] | None = None) -> Any:
     return {name: columns[name] for name in ROW.names}, of_rows
 
 
-def compositions() -> dict[str, np.ndarray]:
-    """Batches of rows by name: ordinary, with rare rows at any place, and small."""
+def compositions() -> list[np.ndarray]:
+    """Rows of batches: ordinary, with rare rows at any place, and few."""
     plain, rare = plain_rows(SIZE), rare_rows()
-    return {
-        "ordinary": plain,
-        "a rare id first": np.concatenate([rare[:1], plain_rows(7, 1)]),
-        "huge last": np.concatenate([plain_rows(6, 2), rare[1:3]]),
-        "missing": np.concatenate([plain_rows(3, 3), rare[3:5]]),
-        "few": np.concatenate([plain_rows(2, 4), rare[:1]]),
-    }
+    return [
+        plain,
+        np.concatenate([rare[:1], plain_rows(7, 1)]),
+        np.concatenate([plain_rows(4, 2), rare[1:]]),
+        np.concatenate([plain_rows(2, 4), rare[:1]]),
+    ]
 
 
 # -- the step ----------------------------------------------------------------------
@@ -128,34 +144,24 @@ class Built:
     before: list[Any]
 
 
-def made_model(
-    case: Case, base: str, created: list[Any]
-) -> tuple[TrainableModel, Views]:
-    """Returns the model of a case, and its views; adds its variables to ``created``."""
+def network_of(case: Case, base: str = ONE_PASS) -> Any:
+    """Returns the network of a case, with the same weights at every call.
 
-    def note(make: Callable[..., Any], **more: Any) -> Any:
-        created.append(make(**more))
-        return created[-1]
+    They are no zeros, which would hide what others do.
+    """
+    # Forgets other models, so that each is the same whichever was made before.
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    network = models.as_functional(case.network(base), MANIFEST)
+    for i, variable in enumerate(network.trainable_variables):
+        drawn = tf.random.stateless_normal(variable.shape, (1, i), stddev=0.7)
+        variable.assign(drawn)
+    return network
 
-    keras_parts.clear_session()
-    with tf.variable_creator_scope(note):
-        network = case.model(base)
-        loss: Loss = BINARY_CROSS_ENTROPY
-        if case.loss is not None:
-            loss = loss_of_ones_own("attacks:loss", case.loss(network))
-        views = ONE_VIEW
-        if case.augment is not None:
-            views = Views(number=2, augment=case.augment(), name="attacks:augment")
-        network = models.as_functional(network, MANIFEST)
-    keras_parts.draw_weights(network)
-    created += keras_parts.model_variables(network)
-    model = TrainableModel(
-        network=network,
-        description={"name": "attack"},
-        loss=loss,
-        columns=of_one_view(COLUMNS, network, views),
-    )
-    return model, views
+
+def variables_of(network: Any) -> list[Any]:
+    """Returns all variables of a model that Keras knows, with its random states."""
+    return [raw_variable(variable) for variable in network.variables]
 
 
 def step_of(case: Case, base: str = ONE_PASS) -> Built:
@@ -167,8 +173,24 @@ def step_of(case: Case, base: str = ONE_PASS) -> Built:
       InputError: the case is refused.
     """
     created: list[Any] = []
-    checked, views = made_model(case, base, created)
-    before = values_of(created)
+
+    def note(make: Callable[..., Any], **more: Any) -> Any:
+        created.append(make(**more))
+        return created[-1]
+
+    with tf.variable_creator_scope(note):
+        network = network_of(case, base)
+        loss: Loss = BINARY_CROSS_ENTROPY
+        if case.loss is not None:
+            loss = loss_of_ones_own("attacks:loss", case.loss(network))
+        views = ONE_VIEW
+        if case.augment is not None:
+            views = Views(number=2, augment=case.augment(), name="attacks:augment")
+    created += variables_of(network)
+    checked = TrainableModel(
+        network=network, description={"name": "attack"}, loss=loss, columns=COLUMNS
+    )
+    before = [variable.numpy() for variable in created]
     models.check_model(checked, MANIFEST)
     model = models.make_trained(checked, MANIFEST, views)
     settings = TrainSettings(noise_multiplier=1.0, l2_norm_clip=CLIP)
@@ -177,39 +199,22 @@ def step_of(case: Case, base: str = ONE_PASS) -> Built:
         column.name: tf.TensorSpec((SIZE, *column.shape), column.dtype)
         for column in COLUMNS
     }
-    if model.seeds is not None:
-        specs[SEEDS] = tf.TensorSpec((SIZE, *model.seeds), tf.uint32)
+    shape = model.seeds
+    if shape is not None:
+        specs[SEEDS] = tf.TensorSpec((SIZE, *shape), tf.uint32)
     traced = function.get_concrete_function(specs, tf.TensorSpec((SIZE,)))
-    seeds = (
-        None if model.seeds is None else row_seeds(bytes(32), 0, 0, (1, *model.seeds))
-    )
 
     def sum_of(columns: Mapping[str, np.ndarray], weight: np.ndarray) -> np.ndarray:
         given = {name: tf.constant(value) for name, value in columns.items()}
-        if seeds is not None:
+        if shape is not None:
             # Of any place: seeds are independent of the rows.
+            seeds = row_seeds(bytes(32), 0, 0, (1, *shape))
             given[SEEDS] = tf.constant(np.repeat(seeds, SIZE, 0))
         found = traced(given, tf.constant(weight))
         dense = [tf.convert_to_tensor(value).numpy().ravel() for value in found]
         return np.concatenate(dense).astype(np.float64)
 
     return Built(sum_of=sum_of, variables=created, before=before)
-
-
-def values_of(variables: Iterable[Any]) -> list[Any]:
-    """Returns copies of the values of variables."""
-    return [variable.numpy() for variable in variables]
-
-
-def changed(before: Sequence[Any], variables: Sequence[Any]) -> list[str]:
-    """Returns the names of the variables whose values are not those of ``before``."""
-    pairs = zip(before, values_of(variables), variables, strict=True)
-    return [v.name for old, new, v in pairs if not _same(old, new)]
-
-
-def _same(old: Any, new: Any) -> bool:
-    is_text = np.asarray(old).dtype.kind in "OSU"
-    return bool(np.array_equal(old, new, equal_nan=not is_text))
 
 
 # -- what may not happen -----------------------------------------------------------
@@ -226,43 +231,34 @@ def neighbours(rows: np.ndarray) -> Iterator[tuple[Any, float]]:
         yield batch_of(replaced), 2.0
 
 
-def faults_of(built: Built, names: Sequence[str] = ()) -> list[str]:
-    """Returns what is wrong with a step, one line each; empty if nothing.
+def faults_of(built: Built) -> list[str]:
+    """Returns what is wrong with a step, one line each; empty if nothing."""
+    found = dict[str, float]()
 
-    Args:
-      built: The step.
-      names: Names of the ``compositions`` in the order to try; empty for all.
-    """
-    found, first, batches = dict[str, float](), {}, compositions()
-    for name in names or batches:
-        rows = batches[name]
-        first[name] = built.sum_of(*batch_of(rows))
-        _note(found, "one row moves the sum by {:.4g} C", _moves(built, rows))
+    def note(text: str, size: float, allowed: float = 0.0) -> None:
+        if not size <= allowed * (1 + ROUNDING) + ROUNDING:
+            found[text] = max(size, found.get(text, 0.0))
+
+    batches = compositions()
+    first = []
+    for rows in batches:
+        here = built.sum_of(*batch_of(rows))
+        first.append(here)
+        for batch, allowed in neighbours(rows):
+            size = _size(built.sum_of(*batch) - here)
+            note("one row moves the sum by {:.4g} C", size, allowed)
+        alone = [built.sum_of(*batch_of(rows[[i]])) for i in range(len(rows))]
+        note("rows mix: {:.4g} C", _size(here - np.sum(alone, 0)))
+    for rows, here in zip(batches, first, strict=True):
         again = built.sum_of(*batch_of(rows))
-        _note(found, "rows mix: {:.4g} C", [_apart(built, rows, again)])
-    for name, sums in first.items():
-        again = built.sum_of(*batch_of(batches[name]))
-        _note(found, "the sum of a batch changes: {:.4g} C", [_size(again - sums)])
+        note("the sum of a batch changes: {:.4g} C", _size(again - here))
+    moved = {
+        variable.name
+        for variable, old in zip(built.variables, built.before, strict=True)
+        if not _same(old, variable.numpy())
+    }
     lines = [text.format(size) for text, size in found.items()]
-    moved = sorted(set(changed(built.before, built.variables)))
-    return lines + [f"{name} has another value" for name in moved]
-
-
-def later_faults_of(left: Built, right: Built) -> list[str]:
-    """Returns what is wrong after one row of the past, which another step never saw.
-
-    Args:
-      left: A new step.
-      right: Another one of the same case.
-    """
-    found, past = dict[str, float](), rare_rows()[:1]
-    left.sum_of(*batch_of(past))
-    right.sum_of(*batch_of(past, [0.0]))
-    for rows in compositions().values():
-        both = [step.sum_of(*batch_of(rows)) for step in (left, right)]
-        size = _size(both[1] - both[0])
-        _note(found, "a row of the past moves the sum by {:.4g} C", [size])
-    return [text.format(size) for text, size in found.items()]
+    return lines + [f"{name} has another value" for name in sorted(moved)]
 
 
 def outcome_of(find: Callable[[], list[str]]) -> tuple[str | None, list[str]]:
@@ -276,26 +272,9 @@ def outcome_of(find: Callable[[], list[str]]) -> tuple[str | None, list[str]]:
         return f"the step of an accepted model raised {type(error).__name__}", []
 
 
-def _note(found: dict[str, float], text: str, sizes: Iterable[float]) -> None:
-    """Keeps the largest size of a fault."""
-    largest = max(sizes, default=0.0)
-    if largest > ROUNDING:
-        found[text] = max(largest, found.get(text, 0.0))
-
-
-def _moves(built: Built, rows: np.ndarray) -> Iterator[float]:
-    """Yields by how much neighbours differ, where it is more than is allowed."""
-    here = built.sum_of(*batch_of(rows))
-    for batch, allowed in neighbours(rows):
-        size = _size(built.sum_of(*batch) - here)
-        if size > allowed * (1 + ROUNDING):
-            yield size
-
-
-def _apart(built: Built, rows: np.ndarray, whole: np.ndarray) -> float:
-    """Returns by how much a sum differs from that of its rows, each by itself."""
-    alone = [built.sum_of(*batch_of(rows[[i]])) for i in range(len(rows))]
-    return _size(whole - np.sum(alone, 0))
+def _same(old: Any, new: Any) -> bool:
+    is_text = np.asarray(old).dtype.kind in "OSU"
+    return bool(np.array_equal(old, new, equal_nan=not is_text))
 
 
 def _size(difference: np.ndarray) -> float:

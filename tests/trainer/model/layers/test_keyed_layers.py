@@ -74,7 +74,7 @@ MODELS = {
 
 def _trained(make: Callable[[], Any]) -> TrainableModel:
     plain = dataclasses.replace(make_model(make), columns=COLUMNS)
-    return trained_model(plain, COLUMNS, ONE_VIEW)
+    return trained_model(plain, ONE_VIEW)
 
 
 @functools.cache
