@@ -30,25 +30,6 @@ def _names(path: pathlib.Path) -> set[str]:
     return found
 
 
-def _code_lines(path: pathlib.Path) -> int:
-    """Lines of code: without docstrings, comments and blank lines."""
-    source = path.read_text(encoding="utf-8")
-    words = set[int]()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            words |= set(range(node.lineno, (node.end_lineno or 0) + 1))
-    lines = enumerate(source.splitlines(), 1)
-    code = (n for n, line in lines if line.strip() and not line.strip().startswith("#"))
-    return len(set(code) - words)
-
-
-def test_at_most_30_files_of_7000_lines_decide_epsilon() -> None:
-    table = PAGE.partition("| read |")[2].partition("\n\n")[0]
-    files = re.findall(r"`(\S+\.py)`", table)
-    assert 20 < len(files) == len(set(files)) <= 30
-    assert sum(_code_lines(ROOT / file) for file in files) <= 7000
-
-
 def test_it_names_every_module_of_the_cores() -> None:
     """Seen to fail: it left out who checks the order of the records."""
     modules = {

@@ -140,9 +140,7 @@ class ReleaseChecks:
         self._of_batches, self._noise_of_layers = _Sums([], []), _Sums([], [])
         self._noise_of_slices = [_Sums([], []) for _ in range(_NUM_SLICES)]
         self._noise_of_reads = _Sums([], [])
-        self._largest, self._num_values = 0.0, 0
         self._compared: list[np.ndarray] = []
-        self._compared_batches: list[list[np.ndarray]] = []
         self._repeated: list[Check] = []
 
     def add(self, change: Mapping[str, np.ndarray]) -> None:
@@ -181,7 +179,6 @@ class ReleaseChecks:
         kinds = (real + 1) % audit_model.num_kinds()
         np.add.at(self._of_kinds, kinds, excess * np.sign(shares))
         np.add.at(self._num_of_kinds, kinds, 1)
-        self._see_largest(excess, tolerance=residual_tests.TOLERANCE / self._noise)
         along = np.zeros(size + 1)
         along[real + 1] = np.sum(excess * shares, 1)
         for batch in batches:
@@ -189,14 +186,8 @@ class ReleaseChecks:
             count = np.sum(self._canaries.is_real[there - 1])
             self._of_batches.add(float(np.sum(along[there])), int(count))
 
-    def _see_largest(self, values: np.ndarray, tolerance: float = 0.0) -> None:
-        size = float(np.fmax.reduce(np.abs(values), axis=None, initial=0.0))
-        self._largest = max(self._largest, size - tolerance)
-        self._num_values += values.size
-
     def _add_noise(self, values: np.ndarray) -> None:
         self._noise_of_layers.add_squares(values)
-        self._see_largest(values)
         self._compared.append(np.nan_to_num(values[:_COMPARED]))
 
     def _add_large(self, values: np.ndarray, batches: list[Contents]) -> None:
@@ -209,12 +200,6 @@ class ReleaseChecks:
         padded = any(batch.padded for batch in batches)
         distinct = np.unique(np.concatenate([*read, np.zeros(int(padded), np.int64)]))
         self._noise_of_reads.add_squares(rows[distinct])
-        for _, pairs in itertools.groupby(
-            zip(batches, read, strict=True), lambda pair: pair[0].step
-        ):
-            self._compared_batches.append(
-                [np.nan_to_num(rows[places]).ravel() for _, places in pairs]
-            )
         if not self._repeated:
             # Only once: it takes as long as several steps.
             halves = np.array_split(np.nan_to_num(values), 2)
@@ -239,14 +224,10 @@ class ReleaseChecks:
             deviations("noise of each range of a table", *of_slices),
             deviations("noise of rows that are read", *self._noise_of_reads),
             correlations("noise shared by layers or releases", [self._compared]),
-            correlations("noise shared by batches of a step", self._compared_batches),
             *self._repeated,
             added("excess that each batch adds", *self._of_batches),
             added(
                 "excess of canaries in each layer", self._of_kinds, self._num_of_kinds
             ),
             added("excess that padding adds", self._of_padding, times),
-            residual_tests.largest(
-                "largest value of noise", self._largest, self._num_values
-            ),
         ]

@@ -97,18 +97,6 @@ def contributions(name: str, totals: Any, counts: Any, noise: float) -> Check:
     return _worst(name, 0.0, found, _two_sided(beyond * np.sqrt(counts) / noise))
 
 
-def largest(name: str, value: float, count: int) -> Check:
-    """Checks the largest absolute value of ``count`` residuals.
-
-    Args:
-      name: What is checked.
-      value: The largest absolute value.
-      count: Number of residuals.
-    """
-    p_value = min(1.0, count * float(_two_sided(value)))
-    return Check(name=name, expected=0.0, worst=value, p_value=p_value)
-
-
 def correlations(name: str, groups: Sequence[Sequence[NDArray[np.float64]]]) -> Check:
     """Checks that no two vectors of a group are correlated, place by place.
 

@@ -35,7 +35,6 @@ def _with_a_gradient(values: Any) -> Any:
 
 
 LAYERS: dict[str, Callable[[], Any]] = {
-    "a kernel": lambda: keras.layers.Dense(1),
     "a branch": lambda: keras.layers.Lambda(_branch, output_shape=(4,)),
     "a loop": lambda: keras.layers.Lambda(lambda v: _loop(v)[0], output_shape=(4,)),
     "a recurrent layer": lambda: keras.Sequential(
@@ -45,9 +44,6 @@ LAYERS: dict[str, Callable[[], Any]] = {
         _with_a_gradient, output_shape=(4,)
     ),
     "a table": lambda: keras.layers.IntegerLookup(vocabulary=[3, 5]),
-    "a constant": lambda: keras.layers.Lambda(
-        lambda values: values + tf.constant([[1.0] * 4]), output_shape=(4,)
-    ),
     "a large constant": lambda: keras.layers.Normalization(
         mean=[1.0] * 4, variance=[4.0] * 4
     ),

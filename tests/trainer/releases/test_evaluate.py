@@ -408,7 +408,7 @@ def test_a_prediction_that_is_not_finite_refuses_nothing(
 def test_memory_does_not_grow_with_the_held_out_rows(
     root: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    peaks, sizes = [], (20_000, 80_000)
+    peaks, sizes = [], (10_000, 40_000)
     for size in sizes:
         table = write_held_out(tmp_path / f"{size}", make_rows(size, seed=size))
         run = tmp_path / f"run-{size}"

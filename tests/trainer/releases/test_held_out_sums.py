@@ -73,8 +73,8 @@ def sums_of(
     return {**number, **rows.sums(*() if most is None else (11,))}
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("most", [None, 1, 2, 3])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("most", [None, 1, 3])
 def test_no_row_or_user_moves_the_sums_beyond_their_bounds(
     seed: int, most: int | None
 ) -> None:
@@ -98,8 +98,8 @@ def test_the_bounds_are_reached() -> None:
     assert min(most.values()) > 0.9
 
 
-@pytest.mark.parametrize("num_rows", [2, 3, 5, 6])
-@pytest.mark.parametrize("most", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_rows", [2, 5, 6])
+@pytest.mark.parametrize("most", [1, 2, 5])
 def test_a_user_is_in_so_many_pairs_and_no_more(num_rows: int, most: int) -> None:
     @functools.cache  # the labels of others are often the same
     def pairs(*labels: float) -> dict[str, RowSum]:
