@@ -40,7 +40,6 @@ from pipelines.core.files.locks import locked
 from pipelines.files import processes, storage
 from pipelines.files.outputs import make_private_folder
 from pipelines.files.storage import pretty_json, read_json
-from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import list_blocks, seems_user_column
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from pipelines.job.job_folder import JOB_NAME
@@ -189,7 +188,6 @@ class _Rows:
         self._columns: dict[str, np.ndarray] | None = None
         if isinstance(data, str | os.PathLike):
             self._source = os.fspath(data)
-            check_outside(self._source, str(self._batches), MANIFEST_NAME)
             self.dataset = list_blocks(self._source)
             self._digest = self.dataset.digest
         else:

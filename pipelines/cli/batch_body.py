@@ -9,15 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from accounting.cli.options import warn
-from accounting.core.plan import DpSgdPlan
-from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.cli.console import beam_options, show
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import Bounded
 from pipelines.files.processes import RESUMES, stoppable
 from pipelines.files.progress_bars import Bars
 from pipelines.files.storage import absolute
-from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, seems_user_column
 from pipelines.job import poisson_batching, runtime
 from pipelines.job.batch_settings import BatchSettings
@@ -27,39 +23,13 @@ from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
 from pipelines.job.spill import blocks_per_file
 
 if TYPE_CHECKING:
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-#: Bytes of a bundle's output that Beam's Java modules can queue, less a margin.
-MOST_BUNDLE_BYTES = 850 << 20
-_JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
+    pass
 
 #: Maximum number of files that a dry run lists without --json.
 _LISTED = 20
 
 
-def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> str:
-    """Returns a warning if a shuffle on Flink or Spark may deadlock, else "".
-
-    A worker samples its blocks as one bundle.  Beam's Java modules (seen with 2.62; see
-    apache/beam#38570) queue up to 100 messages of 10 MiB of a bundle's output in
-    memory, and read them when the bundle is done: with more output, both sides wait
-    forever.
-    """
-    if runner not in _JAVA_RUNNERS:
-        return ""
-    needed = -(-shuffle_bytes // MOST_BUNDLE_BYTES)
-    # Spark has no option of parallelism and does not report its number of workers.
-    told = runner != "SparkRunner" and options.get_all_options().get("parallelism")
-    if (told or 1) >= needed:
-        return ""
-    return (
-        f"note: the engine shuffles {shuffle_bytes / 2**30:.1f} GiB. With the Java "
-        "modules of Beam 2.62, a worker that outputs 1 GB or more waits forever: have "
-        f"{needed} workers or more (on Flink also --parallelism), or --shuffle files."
-    )
-
-
-def _users_note(source: str, dataset: Dataset) -> str:
+def _users_note(dataset: Dataset) -> str:
     """Returns a note if a column may name users, whose rows nobody bounded, else ""."""
     name = None if dataset.bounded else seems_user_column(dataset.columns)
     if name is None:
@@ -69,23 +39,6 @@ def _users_note(source: str, dataset: Dataset) -> str:
         "To protect all rows of a user, prepare the table again with `--user "
         f"{shlex.quote(name)} --max-examples-per-user 5 --num-examples "
         f"{dataset.num_examples}`."
-    )
-
-
-def _bound_note(plan: DpSgdPlan, bounded: Bounded | None) -> str:
-    """Returns what a public number of examples does to batches, else "".
-
-    The number of examples is sensitive: the note says nothing that depends on it.
-    """
-    if bounded is None:
-        return ""
-    size = plan.expected_batch_size
-    return (
-        f"note: {plan.num_steps:,} steps of {size:,} {bounded.sampled} are for "
-        f"{plan.num_examples:,} {bounded.sampled}, the public --num-examples of the "
-        "users' bound. If the table holds less, so do steps: of a tenth, "
-        f"{size / 10:g}. Bound the users again with a public number nearer to "
-        "theirs, if you know one."
     )
 
 
@@ -169,7 +122,6 @@ def run(
     """
     options = beam_options(arguments, names)
     runner = poisson_batching.runner_of(options)
-    check_outside(source, out, MANIFEST_NAME)
     dataset = list_blocks(source)
     if best_bands:
         settings = _with_best_bands(settings, dataset)
@@ -183,9 +135,7 @@ def run(
     by_value = shuffle == poisson_batching.ENGINE
     summary = {**_summary(layout, cost), "shuffle": shuffle}
     summary |= _of_blocks(layout, dataset, local=local, by_value=by_value)
-    if note := _users_note(source, dataset) or _bound_note(plan, dataset.bounded):
-        print(note, file=sys.stderr)
-    if by_value and (note := _engine_note(runner, options, cost.shuffle_bytes)):
+    if note := _users_note(dataset):
         print(note, file=sys.stderr)
     if dry_run:
         show("Would write", {**_listing(dataset, as_json), **summary}, as_json)

@@ -17,13 +17,12 @@ from pipelines.cli.data_commands import KINDS_WITH_OPTION, ColumnOptions
 from pipelines.files.outputs import check_new, output_file
 from pipelines.files.processes import LEAVES_NOTHING, stoppable
 from pipelines.files.progress_bars import Bars
-from pipelines.inputs.input_files import check_outside
 from pipelines.tables import prepare as preparation
 from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.first_schema import Range, first_schema
 from pipelines.tables.kinds import to_moment
 from pipelines.tables.prepare import PrepareSummary, TableOptions, UserOptions
-from pipelines.tables.schema import SPLITS, UNCHOSEN, InputOptions, Schema
+from pipelines.tables.schema import UNCHOSEN, InputOptions, Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 
 #: Options about users; the first ones are needed.
@@ -76,7 +75,6 @@ def schema(table: str, out: str, columns: ColumnOptions, *, as_json: bool) -> No
       InputError: an option contradicts the table, or ``out`` exists.
     """
     check_new(out)
-    check_outside(table, out)
     text = schema_text(table, columns)
     with output_file(out) as write:
         write(text.encode())
@@ -166,8 +164,6 @@ def prepare(
     """
     num_threads = options.pop("threads", None)
     console.check(runner, others, num_threads, names)
-    if isinstance(source, str):
-        check_outside(source, out, SPLITS[0], "part-00000.parquet")
     user = options.pop("user", "")
     if schema_file is None and not user:
         raise InputError(

@@ -94,30 +94,6 @@ def find_files(
     return files
 
 
-def check_outside(pattern: str, out: str, *names: str) -> None:
-    """Refuses an output that is part of the input: it would be read the next time.
-
-    Args:
-      pattern: ``--input``: a file, a folder or a glob.
-      out: ``--out``: a file or a folder.
-      *names: Path of a file in that folder.
-
-    Raises:
-      InputError: the pattern stands for that file.
-    """
-    if is_remote(pattern) or is_remote(out):
-        return
-    root, wanted = _root_and_names(pattern)
-    file = os.path.join(os.path.realpath(out), *names)
-    below = os.path.relpath(file, os.path.realpath(root or "."))
-    is_below = bool(wanted) and below.split(os.sep)[0] != os.pardir
-    if is_below and _matches(below, wanted) and _is_visible(below, wanted):
-        raise InputError(
-            f"Expected --out {out} not to lie in --input {pattern}, which would "
-            "be read with it the next time. Choose a place outside of it."
-        )
-
-
 def without_values(path: str) -> str:
     """Returns a path without the values of partition columns, which may be of users.
 

@@ -55,7 +55,7 @@ from pipelines.inputs.parquet_blocks import (
     table_columns,
 )
 from pipelines.inputs.source_table import read_from
-from pipelines.job.runtime import TASKS, Runtime, advance, listen, poll
+from pipelines.job.runtime import TASKS, Runtime, advance, listen
 from pipelines.tables.bounding import (
     USER,
     BoundSettings,
@@ -86,9 +86,6 @@ _TASK_BYTES = 256 << 20
 _THREAD_BYTES = 512 << 20
 
 _COUNTS = TypeAdapter(Malformed)
-#: Seconds between two looks at what workers of an engine have done.
-_SECONDS = 1.0
-
 #: Folder of an unfinished job, in that of its output.
 WORK = ".work"
 
@@ -437,33 +434,19 @@ def _converted(
         num_threads=max(1, threads // len(tasks)),
         key_file=key_file,
     )
-    with _told(job, runtime):
-        runtime.run(job.convert, range(len(tasks)))
-    return job
-
-
-@contextlib.contextmanager
-def _told(job: _Job, runtime: Runtime) -> Iterator[None]:
-    """Tells the progress in percent: sizes of tables are not public."""
-    sizes = [sum(file.size for _, file in task) for task in job.tasks]
-    done, lock = 0, threading.Lock()
+    # In percent: sizes of tables are not public.
+    size, done, lock = sum(file.size for file in files), 0, threading.Lock()
 
     def tell(_: str, amount: int) -> None:
         nonlocal done
         with lock:
             done += amount
-            runtime.on_progress(CONVERT, 100 * done // sum(sizes), 100)
+            runtime.on_progress(CONVERT, 100 * done // size, 100)
 
-    def count() -> dict[str, int]:
-        found = (job.count_path(task).exists() for task in range(len(sizes)))
-        return {TASKS: sum(itertools.compress(sizes, found))}
-
-    with contextlib.ExitStack() as opened:
-        opened.enter_context(listen(tell))
-        if runtime.run_tasks is not None:  # their workers are elsewhere
-            opened.enter_context(poll(count, _SECONDS))
-        yield
+    with listen(tell):
+        runtime.run(job.convert, range(len(tasks)))
     runtime.on_progress(CONVERT, 100, 100)
+    return job
 
 
 def _tasks(files: Sequence[TableFile]) -> Iterator[list[tuple[int, TableFile]]]:

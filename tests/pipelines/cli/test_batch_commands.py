@@ -18,7 +18,6 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
-from pipelines.cli import batch_body
 from pipelines.files import progress_bars
 from tests.command_line import Result, invoke
 from tests.pipelines.conftest import Command, write_table
@@ -113,9 +112,6 @@ def test_a_column_that_seems_to_name_users_is_noted_until_it_is_bounded(
     ran = command("batches", "--input=bounded/train", *dry)
     assert ran.code == 0
     assert "seems to name users" not in ran.printed
-    # The public bound may be far above the rows that are there, whose number is secret.
-    assert "note: 10 steps of 2 rows are for 20 rows, the public --num-" in ran.printed
-    assert "of a tenth, 0.2." in ran.printed
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(
@@ -129,28 +125,6 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
             bars.advance("steps", 1)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == ["steps: 2 of 3", "steps: 3 of 3"]
-
-
-@pytest.mark.parametrize(
-    ("engine", "noted"),
-    [
-        ("--runner=FlinkRunner --parallelism=2 --shuffle=engine", True),
-        ("--runner=SparkRunner --shuffle=engine", True),
-        ("--runner=FlinkRunner --parallelism=3 --shuffle=engine", False),
-        ("--runner=FlinkRunner --parallelism=2", False),
-        ("", False),
-    ],
-)
-def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
-    engine: str, noted: bool, rows: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = [*rows, "--epochs=1", "--dry-run", *engine.split()]
-    shuffle = json.loads(batches(*arguments).stdout)["shuffle_bytes"]
-    # Three workers are enough, two are not.
-    monkeypatch.setattr(batch_body, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
-    result = batches(*arguments)
-    assert result.exit_code == 0
-    assert ("have 3 workers or more" in result.stderr) == noted
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import re
 import subprocess
@@ -10,9 +9,7 @@ import sys
 
 import pytest
 
-from accounting.core.validation import InputError
 from dpsgd.command_line import COMMANDS
-from pipelines.inputs.input_files import check_outside
 from pipelines.tables import prepare as preparation
 from tests.pipelines.conftest import Command, write_table
 
@@ -92,49 +89,3 @@ def test_what_the_system_says_of_other_paths_is_one_line(
     line = r"error: Expected to read and write files: Not a dir[^\n]+\n"
     assert re.fullmatch(line, ran.printed)
     assert str(out) in ran.printed
-
-
-@pytest.mark.parametrize(
-    ("source", "out", "is_refused"),
-    [
-        ("table", "table/new", True),
-        ("table", "table/day=3/new", True),
-        ("table", "link/new", True),
-        ("table/**/*.csv", "table/new", False),  # which would hold Parquet
-        ("table/**", "table/new", True),
-        ("table", "table/_new", False),  # hidden
-        ("table", "table-new", False),
-        ("table/a.csv", "table/new", False),
-    ],
-)
-def test_an_output_that_is_part_of_the_input_is_refused(
-    place: pathlib.Path, source: str, out: str, is_refused: bool
-) -> None:
-    (place / "table").mkdir()
-    (place / "table" / "a.csv").write_text("y\n1\n")
-    (place / "link").symlink_to(place / "table")
-    names = ("train", "part-00000.parquet")
-    refused = pytest.raises(InputError, match=r"--out .* not to lie in --input .*table")
-    with refused if is_refused else contextlib.nullcontext():
-        check_outside(str(place / source), str(place / out), *names)
-
-
-@pytest.mark.usefixtures("never_read")
-@pytest.mark.parametrize(
-    "line",
-    [
-        "prepare --input=. --out=new --schema=criteo",
-        "schema . --out=s.toml",
-        "batches --input=. --out=new --batch-size=1 --epochs=1",
-    ],
-)
-def test_commands_refuse_an_output_in_their_input(
-    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, command: Command, line: str
-) -> None:
-    (place / "table").mkdir()
-    (place / "table" / "a.txt").write_text("0\n")
-    monkeypatch.chdir(place / "table")
-    ran = command(*line.split())
-    assert ran.code == 2
-    assert "not to lie in --input ., which would be read with it" in ran.printed
-    assert listing(place / "table") == ["a.txt"]
