@@ -196,18 +196,11 @@ class _Job:
         """Returns the pieces of a part, in order."""
         return sorted(self.path("pieces", part).glob("*.parquet"))
 
-    def count_path(self, task: int) -> pathlib.Path:
-        """Returns the file that says that a task is done, and what it read."""
-        return self.path("counts", f"{task:05d}.json")
-
     @property
     def schema(self) -> pa.Schema:
         """Schema of the pieces."""
-        if self.key_file is None:
-            return self.options.rows_schema
-        return self.options.rows_schema.append(
-            pa.field(USER, pa.uint64(), nullable=False)
-        )
+        rows, user = self.options.rows_schema, pa.field(USER, pa.uint64(), False)
+        return rows if self.key_file is None else rows.append(user)
 
     @property
     def is_by_row(self) -> bool:
@@ -236,8 +229,15 @@ class _Job:
                 for part in (SPLITS if self.is_by_row else SPLITS[:1])
             ]
             for ordinal, file in self.tasks[task]:
-                reader, row_bytes = self._reader(file, ordinal), file.row_bytes
-                done = 0
+                reader = Reader(
+                    file,
+                    self.options.schema,
+                    ordinal=ordinal,
+                    carried=[each.name for each in self.options.numbers],
+                    num_threads=self.num_threads,
+                    memory_limit=self.num_threads * _THREAD_BYTES,
+                )
+                done, row_bytes = 0, file.row_bytes
                 for rows in reader:
                     found: dict[str, Any] = dict(rows.arrays)
                     if numbers := self.options.numbers:  # lists lost their sizes
@@ -257,25 +257,8 @@ class _Job:
                     done = read
                 advance(TASKS, file.size - done)
                 total.merge(reader.malformed)
-        path, data = self.count_path(task), _COUNTS.dump_json(total)
-        write_atomically(path, data, mode=0o600)
-
-    def _reader(self, file: TableFile, ordinal: int) -> Reader:
-        return Reader(
-            file,
-            self.options.schema,
-            ordinal=ordinal,
-            carried=[each.name for each in self.options.numbers],
-            num_threads=self.num_threads,
-            memory_limit=self.num_threads * _THREAD_BYTES,
-        )
-
-    def count(self) -> Malformed:
-        """Returns the counts of all tasks."""
-        total = Malformed()
-        for task in range(len(self.tasks)):
-            total.merge(_COUNTS.validate_json(self.count_path(task).read_bytes()))
-        return total
+        path = self.path("counts", f"{task:05d}.json")
+        write_atomically(path, _COUNTS.dump_json(total), mode=0o600)
 
 
 def open_table(
@@ -295,7 +278,9 @@ def open_table(
     known = {*schema.columns, *schema.needed, *(c.name for c in options.numbers)}
     left_out: dict[str, None] = {}
     for file in files:
-        if file.format == PARQUET and Bounded.of(_description(file)) is not None:
+        if file.format == PARQUET and Bounded.of(
+            description_of(file.arrow_schema(), file.shown)
+        ):
             raise InputError(
                 f"Expected rows of --input as they came; those of {file.shown} were "
                 "prepared, and their users are bounded already. Give the table that "
@@ -338,10 +323,6 @@ def _numbers(file: TableFile, user: str) -> tuple[Column, ...]:
     return numeric_columns(fields.remove(fields.get_field_index(user)))
 
 
-def _description(file: TableFile) -> dict[str, Any]:
-    return description_of(file.arrow_schema(), file.shown)
-
-
 def prepare(
     data: StrPath,
     out: str | os.PathLike[str],
@@ -364,22 +345,26 @@ def prepare(
       InputError: as ``open_table``; malformed rows; no rows for training.
     """
     schema, runtime = options.schema, runtime or Runtime()
-    _check_users(options, users)
+    if users is not None:
+        # Refuses names, and records that are too large, before any work.
+        bounded_schema(options.rows_schema, users.settings, bytes(32), "")
+    elif schema.user:
+        raise InputError(
+            f"Expected column {schema.user} of kind user to be bounded: `dpsgd prepare "
+            "--max-examples-per-user K --num-examples N`. Give these, or write "
+            'kind = "drop".'
+        )
     files, left_out = open_table(data, options)
     with staged_folder(out) as folder:
         key_file = None
         if users is not None:
-            path = (
-                folder / WORK / "private.key"
-                if users.key_file is None
-                else users.key_file
-            )
-            path = pathlib.Path(os.path.abspath(path))
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            read_or_create_key_file(path)
-            key_file = str(path)
+            key_file = os.path.abspath(users.key_file or folder / WORK / "private.key")
+            pathlib.Path(key_file).parent.mkdir(mode=0o700, exist_ok=True)
+            read_or_create_key_file(key_file)
         job = _converted(folder, files, options, runtime, key_file)
-        total = job.count()
+        total = Malformed()
+        for path in sorted(job.path("counts").iterdir()):
+            total.merge(_COUNTS.validate_json(path.read_bytes()))
         total.refuse(schema, skip=options.on_bad_row == "skip")
         read = read_from(file.path for file in files)
         sizes = _write(job, folder, total.num_good, users, str(read), runtime)
@@ -397,21 +382,6 @@ def prepare(
         bad_lines=tuple(total.told()),
         left_out=tuple(left_out),
     )
-
-
-def _check_users(options: TableOptions, users: UserOptions | None) -> None:
-    """Refuses, by an InputError, users that are not bounded, and bounds of no users."""
-    user = options.schema.user
-    if user and users is None:
-        raise InputError(
-            f"Expected column {user} of kind user to be bounded: `dpsgd prepare` does "
-            "so with --max-examples-per-user and --num-examples. Give these, or write "
-            'kind = "drop".'
-        )
-    if users is not None:
-        rows = options.rows_schema
-        # Refuses names, and records that are too large, before any work.
-        bounded_schema(rows, users.settings, bytes(32), "")
 
 
 def _converted(

@@ -207,23 +207,12 @@ def columns_of(
     Raises:
       InputError: no header, a name that occurs twice, or a row in place of a header.
     """
-    return _columns(file, options, label)[0]
-
-
-def _columns(
-    file: TableFile, options: InputOptions, label: str
-) -> tuple[dict[str, str], bool]:
-    """Returns name -> type of the columns in a file, and if its first row names them.
-
-    Arguments and errors as for ``columns_of``.
-    """
     with plain_errors(file):
         if file.format == TEXT:
-            names, has_header = _text_names(file, options, label)
-            return dict.fromkeys(names, "VARCHAR"), has_header
+            return dict.fromkeys(_text_names(file, options, label)[0], "VARCHAR")
         if file.format == JSON:
-            return dict.fromkeys(_json_names(file), "JSON"), False
-        return _typed_columns(file), False
+            return dict.fromkeys(_json_names(file), "JSON")
+        return _typed_columns(file)
 
 
 def _typed_columns(file: TableFile) -> dict[str, str]:
@@ -458,12 +447,13 @@ def relation_of(
       InputError: as for ``columns_of``.
     """
     options = schema.input
-    types, has_header = _columns(file, options, schema.label_name)
+    types = columns_of(file, options, schema.label_name)
     names = [f"f{place}" for place in range(len(types))]
     faults, first_row = [], 1
     if is_remote(file.path):
         database.register_filesystem(file_system(file.path))
     if file.format == TEXT:
+        _, has_header = _text_names(file, options, schema.label_name)
         first_row += has_header
         quote = "'\"'" if options.quotes else "''"
         table = _from_text(

@@ -9,7 +9,6 @@ import gzip
 import json
 import pathlib
 import re
-import stat
 import zipfile
 from typing import Any
 
@@ -20,7 +19,6 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.files import storage
-from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.job.runtime import Runtime
 from pipelines.tables import reading
 from pipelines.tables.first_schema import first_schema
@@ -186,22 +184,6 @@ def test_rows_of_another_number_of_cells_are_malformed_wherever_they_stand(
         assert summary.num_bad_lines == 6
         kept = pq.read_table(out / "train")["id"].to_pylist()
         assert kept == [n for n in range(40) if n not in (0, 1, 5, 17, 18, 39)]
-
-
-def test_the_prepared_data_carries_its_schema_to_the_batches(
-    table: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    run(table, tmp_path / "out")
-    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
-    dataset = list_blocks(str(tmp_path / "out" / "train"))
-    assert Schema.from_json(dataset.description["schema"]) == schema_of()
-    roles = {each["name"]: each["role"] for each in dataset.description["inputs"]}
-    assert roles == {
-        "id": "count", "job": "id", "price": "number", "day_month": "id",
-        "day_day": "id", "ok": "number", "note": "ids",
-    }  # fmt: skip
-    schema = pq.read_schema(tmp_path / "out" / "train" / "part-00000.parquet")
-    assert json.loads(schema.metadata[DATASET_METADATA_KEY]) == dataset.description
 
 
 def test_rows_to_be_predicted_become_the_same_inputs_without_labels(
