@@ -2,7 +2,7 @@
 
 Formal guarantees:
   - Only rows of the data set are sampled: a file that is not the listed one is refused
-    before it is read (``known_input``).
+    before it is read (``KnownInput``).
   - Every block has a piece for every group or unit, even if no example chose it.
   - A group is written only from exactly one piece of every block.
   - A file is visible under its final name only when it is complete; its checksum is

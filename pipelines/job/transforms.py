@@ -19,7 +19,7 @@ Formal guarantees:
   - No element is lost or counted twice: a group is written only from exactly one piece
     of every block, whatever the engine delivered.
   - Only rows of the data set are sampled: the transform makes the blocks itself, and a
-    file that is not the listed one is refused before it is read (``known_input``).
+    file that is not the listed one is refused before it is read (``KnownInput``).
   - The bytes of a file depend only on (key, plan, input, layout): not on the engine,
     the way rows travel, the number of workers, or how often and in which order bundles
     run.

@@ -6,7 +6,7 @@ bytes feature ``weight`` (float32, 1 for a real row, 0 for padding); and the int
 features ``step`` and ``part``.  Padding rows are zero bits, after the real rows.
 
 Version 2 has the records of version 1.  Its samples also derive from the digest of the
-input (``known_input``), so that no key reproduces the batches of version 1.
+input (``KnownInput``), so that no key reproduces the batches of version 1.
 
 Formal guarantees:
   - ``decode_batch(encode_batch(batch))`` returns the same bits, NaN payloads included.
