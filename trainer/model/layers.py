@@ -82,6 +82,12 @@ class FunctionModel(keras.Model):
 
     Raises:
       InputError: a variable is not a ``tf.Variable``, or there is none.
+
+    Example:
+      >>> weights = tf.Variable(tf.zeros((8, 1)))
+      >>> model = FunctionModel(lambda columns: columns["x"] @ weights, [weights])
+      >>> model({"x": tf.ones((2, 8))}).shape
+      TensorShape([2, 1])
     """
 
     def __init__(

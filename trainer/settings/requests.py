@@ -87,7 +87,7 @@ class Request:
 
     settings: TrainSettings
     batches: StrPath
-    held_out: pathlib.Path | None
+    held_out: pathlib.Path | None = None
     run: pathlib.Path
     store: str | None = None
     batches_used_before: Annotated[bool, OfPrivacy, RARE] = False
