@@ -26,6 +26,7 @@ import numpy as np
 
 from accounting.core.validation import InputError, check_int
 from pipelines.core.batches.manifest import Manifest
+from pipelines.tables.schema import DATASET_NAME
 from trainer.core.tf_compat import keras
 from trainer.model.metrics import LABEL
 
@@ -215,7 +216,12 @@ def read_table(manifest: Manifest) -> Table:
     """
     dataset = manifest.dataset
     try:
-        table = {"table": _any_table}[dataset["name"]](dataset)
+        label = dataset["label"] if dataset["name"] == DATASET_NAME else {}
+        table = Table(
+            features=tuple(map(_feature, dataset["inputs"])),
+            task=label["task"],
+            num_classes=label["num_classes"],
+        )
     except (KeyError, TypeError, AttributeError, IndexError):
         raise InputError(
             "Expected batches of data that `dpsgd prepare` wrote, for the default "
@@ -237,15 +243,6 @@ def read_table(manifest: Manifest) -> Table:
             "prepare` wrote."
         )
     return table
-
-
-def _any_table(dataset: dict[str, Any]) -> Table:
-    label = dataset["label"]
-    return Table(
-        features=tuple(map(_feature, dataset["inputs"])),
-        task=label["task"],
-        num_classes=label["num_classes"],
-    )
 
 
 def _feature(fields: dict[str, Any]) -> Feature:

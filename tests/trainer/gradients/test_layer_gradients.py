@@ -26,19 +26,9 @@ MOST = 1.0001
 ROWS_PER_SHAPE = 200
 
 #: Positions, inputs, units: each way of computing a dense layer's norms is among them.
-SHAPES = [
-    (1, 40, 8),
-    (2, 4, 1),
-    (2, 70, 9),
-    (4, 64, 32),
-    (8, 96, 64),
-    (16, 200, 100),
-    (18, 5, 3),
-    (64, 8, 8),
-    (512, 4, 2),
-]
+SHAPES = [(1, 40, 8), (2, 70, 9), (4, 64, 32), (16, 200, 100), (18, 5, 3), (512, 4, 2)]
 #: With every method, and one example at a time, where a gradient is formed in one way.
-IN_ALL_WAYS = [(2, 70, 9), (16, 200, 100), (512, 4, 2)]
+IN_ALL_WAYS = [(2, 70, 9), (512, 4, 2)]
 
 
 def _difference(labels: Any, outputs: Any) -> Any:
@@ -109,7 +99,7 @@ def _ways(model: TrainableModel, one_at_a_time: bool) -> dict[str, GradientSum]:
 
 
 def test_no_row_adds_more_than_the_clip_however_its_terms_cancel() -> None:
-    """200 rows: 9 shapes in one pass, 3 of them also by 3 methods on both paths."""
+    """200 rows: 6 shapes in one pass, 2 of them also by 3 methods on both paths."""
     for seed, shape in enumerate(SHAPES):
         model = _pairwise(*shape)
         columns = {"inputs": _random_rows((ROWS_PER_SHAPE, *shape[:2]), seed)}
@@ -121,7 +111,7 @@ def test_no_row_adds_more_than_the_clip_however_its_terms_cancel() -> None:
             assert share <= MOST, (shape, name)
 
 
-@pytest.mark.parametrize("positions", [1, 2, 40, 100])
+@pytest.mark.parametrize("positions", [1, 40, 100])
 def test_no_row_adds_more_than_the_clip_at_equal_ids(positions: int) -> None:
     model, num_rows = _equal_ids(positions, 4), 200
     random = np.random.default_rng(positions)

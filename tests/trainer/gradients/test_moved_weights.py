@@ -34,12 +34,10 @@ def _mostly_thorough(names: Iterable[str], plain: Sequence[str]) -> list[Any]:
     ]
 
 
-#: Every way to use a weight.
+#: Together, every way to use a weight.
 ONES = (
-    "bidirectional_lstm", "convolution_of_clips", "deep_interest", "llama_block",
-    "mobile_blocks", "next_frame", "odd_layers", "opacus_char_lstm", "resnet",
-    "siamese", "stacked_cells", "stacked_gru", "tf_privacy_mnist", "untracked_table",
-    "vision_transformer",
+    "convolution_of_clips", "deep_interest", "llama_block", "mobile_blocks",
+    "opacus_char_lstm", "stacked_gru", "tf_privacy_mnist", "untracked_table",
 )  # fmt: skip
 
 

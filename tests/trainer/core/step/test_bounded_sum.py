@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.bounded import bounded, plan_of, unbounded
+from tests.trainer.bounded import bounded, plan_of
 from tests.trainer.zoo import batch, linear, make_model, numbers
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core import claim_names
@@ -34,7 +34,6 @@ from trainer.gradients.paths import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     example_gradients,
-    plain_sum,
 )
 from trainer.model.trainable_model import TrainableModel
 
@@ -208,15 +207,6 @@ def test_lazy_tables_of_another_sum_are_refused() -> None:
     lazy = mock.Mock(LazyNoise, bounded=other)
     with pytest.raises(InputError, match="lazy tables of the sum of the step"):
         Step(model.variables, one, keras.optimizers.SGD(1.0), lazy=lazy)
-
-
-def test_a_sum_without_bound_draws_no_noise() -> None:
-    model = make_model(linear)
-    found = unbounded(plain_sum(model), DIVISOR)
-    step = Step(model.variables, found, keras.optimizers.SGD(1.0))
-    with step.noise(bytes(32), range(2)) as stream:
-        assert not any(array.any() for drawn in stream for array in drawn)
-    assert (found.bound, found.noise_multiplier, found.relies_on) == (None, None, ())
 
 
 # -- claims ----------------------------------------------------------------------------
