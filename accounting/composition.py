@@ -9,7 +9,8 @@ Formal guarantees:
   - ``bounds_on_grid`` gives upper bounds at every grid point, also where it asks for
     few: H is convex in ``e^s``, so that it is below the line between two points.
 
-A run's profile is that of `accountant.delta`, under the same relation and unit.
+Group privacy is by `group_epsilon`.  A run's profile is that of `accountant.delta`,
+under the same relation and unit.
 
 Public: everything.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -25,9 +27,10 @@ from numpy.typing import NDArray
 
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.core.numerics import log_ratio, threshold
+from accounting.core.numerics import log_ratio, settled_epsilon, threshold
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_delta
+from accounting.core.validation import check_int
 
 Array = NDArray[np.float64]
 
@@ -147,10 +150,58 @@ def run(
         return Profile(functools.cache(sampler.profile(plan, noise)))
 
     def deltas(epsilon: float) -> tuple[float, float]:
-        if sampler.delta_by_direction is not None:
-            both = sampler.delta_by_direction(plan, noise, epsilon)
-            return both.remove.guarantee, both.add.guarantee
         found = sampler.delta(plan, noise, epsilon).guarantee
         return found, found
 
     return Profile(deltas, is_costly=not sampler.closed_form)
+
+
+def group_epsilon(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    group_size: int,
+    max_examples_per_user: int = 1,
+) -> float:
+    """Returns an epsilon for data sets that differ by several zero-outs.
+
+    Of an example and its replacement, which are a group of two, or of many examples of
+    a user.  By group privacy: if the plan is (e, d)-private for one, it is ``(k e, d
+    (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e is proven.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: Delta of the claim for the group, in (0, 1).
+      group_size: k, at least 1.
+      max_examples_per_user: Examples of each member of the group; above 1 it is that of
+        `accountant.epsilon` for users.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    check_int("group_size", group_size, at_least=1)
+    accountant.check_delta(delta)
+
+    def needed(epsilon: float) -> float:
+        log_share = -math.log(group_size)
+        if epsilon > 0.0:
+            log_share = _log_expm1(epsilon) - _log_expm1(group_size * epsilon)
+        if math.log(delta) + log_share < -680.0:
+            return math.inf
+        return accountant.epsilon(
+            plan,
+            noise_multiplier=noise_multiplier,
+            delta=delta * math.exp(log_share) if group_size > 1 else delta,
+            max_examples_per_user=max_examples_per_user,
+        ).guarantee
+
+    if group_size == 1:
+        return needed(0.0)
+    return group_size * settled_epsilon(needed, margin=1e-5, most_tries=60)
+
+
+def _log_expm1(value: float) -> float:
+    """Returns ``ln(e^value - 1)``."""
+    return value + math.log(-math.expm1(-value))

@@ -41,7 +41,6 @@ from accounting.core.plan import (
     DpSgdPlan,
 )
 from accounting.core.pld import dominating_pairs
-from accounting.core.samplers.cyclic_poisson import steps_of_an_example
 from accounting.core.samplers.poisson import probability
 from accounting.core.validation import InputError
 
@@ -102,22 +101,13 @@ def check_plan(
     )
 
 
-def second_opinion(
-    plan: DpSgdPlan,
-    *,
-    noise_multiplier: float,
-    delta: float,
-    neighboring_relation: str = REPLACE_SPECIAL,
-    max_examples_per_user: int = 1,
-) -> SecondOpinion:
+def second_opinion(plan: DpSgdPlan, *, delta: float, **asked: Any) -> SecondOpinion:
     """Returns dp_accounting's epsilon of a plan.
 
     Args:
       plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
       delta: In (0, 1).
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the privacy unit is a user.
+      **asked: Noise, relation and privacy unit, as for `accountant.epsilon`.
 
     Raises:
       InputError: dp_accounting has no event for the plan.
@@ -129,13 +119,9 @@ def second_opinion(
       >>> round(found.epsilon, 2)
       1.52
     """
-    question = ask(
-        plan,
-        noise_multiplier=noise_multiplier,
-        neighboring_relation=neighboring_relation,
-        max_examples_per_user=max_examples_per_user,
-    )
-    spacing = _SLOW_INTERVAL if max_examples_per_user > 1 else _INTERVAL
+    question = ask(plan, **asked)
+    is_slow = asked.get("max_examples_per_user", 1) > 1
+    spacing = _SLOW_INTERVAL if is_slow else _INTERVAL
     relation = dp_accounting.NeighboringRelation[question.relation]
     accountant: Any = pld.PLDAccountant(relation, spacing).compose(question.event)
     epsilon_of = accountant.get_epsilon
@@ -158,23 +144,13 @@ class EventQuestion:
       event: A ``DpEvent``.
       relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
       cost: Epsilon -> what truncation adds to dp_accounting's delta; None for nothing.
-      formula: ``cost`` in symbols.
+      text: The question in words.
     """
 
     event: Any
     relation: str
     cost: Callable[[float], float] | None = None
-    formula: str = ""
-
-    @property
-    def text(self) -> str:
-        """The question in words."""
-        return str(self.event) + (f" plus {self.formula}" if self.formula else "")
-
-
-#: (plan, noise multiplier, relation, k) -> the question; None if dp_accounting, or its
-#: installed release, has no event.
-EventOf = Callable[[DpSgdPlan, float, str, int], EventQuestion | None]
+    text: str
 
 
 def ask(
@@ -196,19 +172,23 @@ def ask(
       InputError: no release of dp_accounting, or not the installed one, has an event
         for the plan.
     """
-    asked = neighboring_relation, max_examples_per_user
-    brought(plan.sampler, *asked)  # refuses what is not accounted for
-    if found := _installed(plan, noise_multiplier, *asked):
-        return found
-    described = plan.sampler in _EVENTS
+    asked = noise_multiplier, neighboring_relation, max_examples_per_user
+    brought(plan.sampler, *asked[1:])  # refuses what is not accounted for
     truncation = sampler_registry.get(plan.sampler).truncation
+    tried: list[tuple[DpSgdPlan, str, Callable[[float], float] | None]]
+    tried = [(plan, "", None)]
     if truncation is not None:
-        untruncated = truncation.without(plan)
-        described |= untruncated.sampler in _EVENTS
-        if found := _installed(untruncated, noise_multiplier, *asked):
-            cost = functools.partial(truncation.delta, plan)
-            return dataclasses.replace(found, cost=cost, formula=truncation.formula)
-    if not described:
+        added = functools.partial(truncation.delta, plan)
+        tried.append((truncation.without(plan), f" plus {truncation.formula}", added))
+    for each, formula, cost in tried:
+        if found := _event(each, *asked):
+            event, relation = found
+            accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation[relation])
+            if accountant.supports(event):
+                return EventQuestion(
+                    event=event, relation=relation, cost=cost, text=f"{event}{formula}"
+                )
+    if not {each.sampler for each, *_ in tried} & set(_DESCRIBED):
         raise InputError(
             f"Expected no --cross-check of sampler={plan.sampler!r}: dp_accounting has "
             "no event for it. Omit --cross-check."
@@ -221,82 +201,43 @@ def ask(
     )
 
 
-def _installed(
+#: Samplers of which some release of dp_accounting has an event.
+_DESCRIBED = (DETERMINISTIC, POISSON, TRUNCATED_POISSON, CYCLIC_POISSON)
+
+
+def _event(
     plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
-) -> EventQuestion | None:
-    """Returns a question; None if the installed dp_accounting cannot answer it."""
-    event_of = _EVENTS.get(plan.sampler)
-    found = event_of and event_of(plan, noise_multiplier, relation, count)
-    if found is None:
+) -> tuple[Any, str] | None:
+    """Returns the event of a plan, and the relation with its pairs; None without one.
+
+    It may be of a kind that the installed accountant does not support.
+    """
+    steps, rate = plan.num_steps, probability(plan)  # rounded up
+    other = REPLACE_ONE if relation == REPLACE_ONE else ADD_OR_REMOVE_ONE
+    step: Any
+    if plan.sampler == DETERMINISTIC:
+        # An example is used once per epoch, by a sum of this sensitivity.
+        sensitivity = 2 if relation == REPLACE_ONE else count
+        step = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
+        steps, other = plan.num_epochs, ADD_OR_REMOVE_ONE
+    elif plan.sampler == TRUNCATED_POISSON:
+        truncated = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
+        if truncated is None or count > 1:
+            return None
+        size = plan.truncated_batch_size
+        step = truncated(plan.num_examples, rate, size, noise_multiplier)
+        other = relation
+    elif plan.sampler not in _DESCRIBED:
         return None
-    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation[found.relation])
-    return found if accountant.supports(found.event) else None
-
-
-def _deterministic(
-    plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
-) -> EventQuestion:
-    """An example is used once per epoch, by a sum of this sensitivity."""
-    sensitivity = 2 if relation == REPLACE_ONE else count
-    one = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
-    event = dp_accounting.SelfComposedDpEvent(one, plan.num_epochs)
-    return EventQuestion(event=event, relation=ADD_OR_REMOVE_ONE)
-
-
-def _poisson(
-    plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
-) -> EventQuestion | None:
-    rate = probability(plan)  # rounded up
-    if count > 1:
+    elif count > 1:
         mixture = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
         if mixture is None:
             return None
         rows = tuple(map(float, range(count + 1)))
-        one = mixture(noise_multiplier, rows, dominating_pairs.weights(count, rate))
+        step = mixture(noise_multiplier, rows, dominating_pairs.weights(count, rate))
     else:
-        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-        one = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
-    event = dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
-    other = REPLACE_ONE if relation == REPLACE_ONE else ADD_OR_REMOVE_ONE
-    return EventQuestion(event=event, relation=other)
-
-
-def _truncated(
-    plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
-) -> EventQuestion | None:
-    step = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
-    if step is None or count > 1:
-        return None
-    one = step(
-        plan.num_examples,
-        probability(plan),
-        plan.truncated_batch_size,
-        noise_multiplier,
-    )
-    event = dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
-    return EventQuestion(event=event, relation=relation)
-
-
-def _cyclic(
-    plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
-) -> EventQuestion | None:
-    """An example is in steps of its group alone, as of Poisson sampling."""
-    return _poisson(steps_of_an_example(plan), noise_multiplier, relation, count)
-
-
-_EVENTS: dict[str, EventOf] = {
-    CYCLIC_POISSON: _cyclic,
-    DETERMINISTIC: _deterministic,
-    POISSON: _poisson,
-    TRUNCATED_POISSON: _truncated,
-}
-
-
-def register(sampler: str, event_of: EventOf) -> None:
-    """Registers, in this process, the event of a sampler.
-
-    Args:
-      sampler: As registered with `accounting.core.sampler_registry`.
-      event_of: As ``EventOf``.
-    """
-    _EVENTS[sampler] = event_of
+        step = dp_accounting.PoissonSampledDpEvent(
+            rate, dp_accounting.GaussianDpEvent(noise_multiplier)
+        )
+        steps = plan.num_group_steps  # those of its group, where there are groups
+    return dp_accounting.SelfComposedDpEvent(step, steps), other

@@ -40,13 +40,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
 from accounting.core import accountant, sampler_registry
-from accounting.core.intervals import Bounds, below
+from accounting.core.intervals import Bounds
 from accounting.core.neighboring_relation import REPLACE_ONE, REPLACE_SPECIAL
 from accounting.core.numerics import (
     LEAST_NOISE,
@@ -338,73 +339,52 @@ _DEVIATIONS = 12
 _LEAST_CHANCE = 1e-30
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LowerBound:
-    """A lower bound on delta.
-
-    Attributes:
-      components: Plan -> the pair of one step.
-      least_noise: Noise multiplier below which nothing is known.
-      method: The theorem behind it.
-    """
-
-    components: Callable[[DpSgdPlan], tuple[Component, ...]]
-    least_noise: float
-    method: str
-
-    def delta(self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
-        """Returns a lower bound on delta at ``epsilon``.
-
-        Args:
-          plan: Of the sampler that this is a bound of.
-          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
-          epsilon: At least 0.
-        """
-        found = self.components(plan)
-        if noise_multiplier == 0.0:
-            # Participation is visible.
-            never = plan.num_steps * math.log1p(-sum(one.upper for one in found))
-            return -math.expm1(never) * (1 - 1e-9)
-        if noise_multiplier < self.least_noise or not any(one.upper for one in found):
-            return 0.0
-        return lower_delta(found, noise_multiplier, plan.num_steps, epsilon)
-
-
-def bound_of(
-    sampler: str, neighboring_relation: str, max_examples_per_user: int
-) -> LowerBound | None:
-    """Returns the lower bound of a sampler's batches; None if it has none here.
+def delta_of(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, **unit: Any
+) -> float:
+    """Returns a lower bound on delta of Poisson batches, truncated or not.
 
     Args:
-      sampler: Name of a registered sampler, which is accounted for under the relation.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the privacy unit is a user.
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+      **unit: Relation and privacy unit, as for `accountant.delta`.
+
+    Raises:
+      InputError: other batches.
     """
+    found, least_noise, _ = _pair(plan, **unit)
+    if noise_multiplier == 0.0:
+        # Participation is visible.
+        never = plan.num_steps * math.log1p(-sum(one.upper for one in found))
+        return -math.expm1(never) * (1 - 1e-9)
+    if noise_multiplier < least_noise or not any(one.upper for one in found):
+        return 0.0
+    return lower_delta(found, noise_multiplier, plan.num_steps, epsilon)
+
+
+def _pair(
+    plan: DpSgdPlan,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> tuple[tuple[Component, ...], float, str]:
+    """Returns the pair of one step, the least noise of its bound, and its theorem."""
     count = max_examples_per_user
-    one, method = count == 1, METHOD if count == 1 else USER_METHOD
-    of_batches = OF_EXAMPLE if one else of_user(count)
-    components: Callable[[DpSgdPlan], tuple[Component, ...]]
-    if sampler == TRUNCATED_POISSON:
-        components = functools.partial(kept_rows, count=count)
-        method += (
-            " at the probability of being kept" if one else ", as many as are kept"
+    of_batches = OF_EXAMPLE if count == 1 else of_user(count)
+    method = METHOD if count == 1 else USER_METHOD
+    if plan.sampler == TRUNCATED_POISSON:
+        found = kept_rows(plan, count)
+        one, several = " at the probability of being kept", ", as many as are kept"
+        method += one if count == 1 else several
+    elif plan.sampler != POISSON:
+        sampler_registry.refuse(
+            plan.sampler, "a lower bound", "Ask the accountant for the upper one."
         )
-    elif sampler != POISSON:
-        return None
     elif neighboring_relation == REPLACE_ONE:
-        components, method, of_batches = _replaced, REPLACE_METHOD, OF_REPLACED
+        found, of_batches, method = replaced(rate(plan)), OF_REPLACED, REPLACE_METHOD
     else:
-        components = functools.partial(_rows, count=count)
-    least_noise = of_batches.least_noise
-    return LowerBound(components=components, least_noise=least_noise, method=method)
-
-
-def _replaced(plan: DpSgdPlan) -> tuple[Component, ...]:
-    return replaced(rate(plan))
-
-
-def _rows(plan: DpSgdPlan, count: int) -> tuple[Component, ...]:
-    return rows(rate(plan), count)
+        found = rows(rate(plan), count)
+    return found, of_batches.least_noise, method
 
 
 def rate(plan: DpSgdPlan) -> float:
@@ -448,12 +428,7 @@ def kept_rows(plan: DpSgdPlan, count: int) -> tuple[Component, ...]:
 
 
 def epsilon(
-    plan: DpSgdPlan,
-    *,
-    noise_multiplier: float,
-    delta: float,
-    neighboring_relation: str = REPLACE_SPECIAL,
-    max_examples_per_user: int = 1,
+    plan: DpSgdPlan, *, noise_multiplier: float, delta: float, **unit: Any
 ) -> Bounds:
     """Returns the accountant's bounds on epsilon, with a lower one if it has none.
 
@@ -461,70 +436,17 @@ def epsilon(
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
       delta: In (0, 1).
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the answer is for all examples of a user.
+      **unit: Relation and privacy unit, as for `accountant.epsilon`.
 
     Raises:
       InputError: as of the accountant, or a sampler without lower bounds.
     """
-    asked = neighboring_relation, max_examples_per_user
-    found = accountant.epsilon(
-        plan,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        neighboring_relation=neighboring_relation,
-        max_examples_per_user=max_examples_per_user,
-    )
+    asked = {"noise_multiplier": noise_multiplier, **unit}
+    found = accountant.epsilon(plan, delta=delta, **asked)
     if found.lower is not None:
         return found
-    bound = _known(plan.sampler, *asked)
+    method = _pair(plan, **unit)[2]
     lower = lower_epsilon(
-        lambda point: bound.delta(plan, noise_multiplier, point),
-        found.guarantee,
-        delta,
+        lambda point: delta_of(plan, epsilon=point, **asked), found.guarantee, delta
     )
-    return dataclasses.replace(found, lower=lower, lower_method=bound.method)
-
-
-def delta(
-    plan: DpSgdPlan,
-    *,
-    noise_multiplier: float,
-    epsilon: float,
-    neighboring_relation: str = REPLACE_SPECIAL,
-    max_examples_per_user: int = 1,
-) -> Bounds:
-    """Returns the accountant's bounds on delta; otherwise as `epsilon`.
-
-    Args:
-      plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      epsilon: At least 0.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the answer is for all examples of a user.
-
-    Raises:
-      InputError: as of the accountant, or a sampler without lower bounds.
-    """
-    asked = neighboring_relation, max_examples_per_user
-    found = accountant.delta(
-        plan,
-        noise_multiplier=noise_multiplier,
-        epsilon=epsilon,
-        neighboring_relation=neighboring_relation,
-        max_examples_per_user=max_examples_per_user,
-    )
-    if found.lower is not None:
-        return found
-    bound = _known(plan.sampler, *asked)
-    lower = below(bound.delta(plan, noise_multiplier, epsilon), found.guarantee)
-    return dataclasses.replace(found, lower=lower, lower_method=bound.method)
-
-
-def _known(sampler: str, relation: str, max_examples_per_user: int) -> LowerBound:
-    found = bound_of(sampler, relation, max_examples_per_user)
-    if found is None:
-        sampler_registry.refuse(
-            sampler, "a lower bound", "Ask the accountant for the upper one."
-        )
-    return found
+    return dataclasses.replace(found, lower=lower, lower_method=method)

@@ -23,7 +23,7 @@ from accounting.core.validation import installed_version
 from accounting.trade_off import TradeOff
 
 if TYPE_CHECKING:
-    from accounting.core.claim import MethodWording, Theorem
+    from accounting.core.claim import MethodWording
 
 STATEMENT_VERSION = 1
 #: The versions in the lock files, against which the tests compare the accountant; the
@@ -64,14 +64,8 @@ NOT_COVERED = (
 )
 
 
-def _wording(
-    plan: DpSgdPlan,
-    neighboring_relation: str = REPLACE_SPECIAL,
-    max_examples_per_user: int = 1,
-) -> sampler_registry.Wording:
-    wording = relations.brought(
-        plan.sampler, neighboring_relation, max_examples_per_user
-    ).wording
+def _wording(plan: DpSgdPlan, relation: str, count: int) -> sampler_registry.Wording:
+    wording = relations.brought(plan.sampler, relation, count).wording
     if wording is None:
         sampler_registry.refuse(
             plan.sampler,
@@ -366,54 +360,20 @@ def _finite(value: float | None) -> float | None:
 
 
 def privacy_statement(
-    plan: DpSgdPlan,
-    *,
-    noise_multiplier: float,
-    delta: float,
-    l2_norm_clip: float | str | None = None,
-    gradients: str = DP_SGD_GRADIENTS,
-    theorem: Theorem | None = None,
-    allow_large_delta: bool = False,
-    neighboring_relation: str = REPLACE_SPECIAL,
-    max_examples_per_user: int = 1,
-    unit: str | None = None,
-    of_runs: int = 1,
+    plan: DpSgdPlan, *, gradients: str = DP_SGD_GRADIENTS, **asked: Any
 ) -> PrivacyStatement:
     """Returns the statement for a run that executed ``plan``, or for several.
 
     Args:
       plan: What was executed.
-      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-      delta: The delta of the claim, in (0, 1).
-      l2_norm_clip: Bound on the L2 norm of one example's gradient, or "auto"; None to
-        leave it out.  With ``theorem`` it must be the theorem's.
       gradients: The method and what it clips, in words.  It must clip a function of one
         example and of earlier releases.
-      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
-      allow_large_delta: Whether to accept `deltas.LARGEST_DELTA` or more.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`; with ``theorem``
-        only zero-out.
-      max_examples_per_user: k; above 1 the privacy unit is a user.
-      unit: The privacy unit in words, if the batches record it: a user with at most k
-        examples after `dpsgd prepare`.  Else None.
-      of_runs: Number of runs of the plan that epsilon is of, all together.
+      **asked: As for `claim_of`: noise, delta, clip, theorem, relation, unit, runs.
 
     Raises:
-      InputError: a value out of range, a clip norm other than the theorem's, a relation
-        or a number of runs that is not accounted for, or a sampler without wording.
+      InputError: as for `claim_of`, or a sampler without wording.
     """
     # Refused before epsilon is computed, which may take seconds.
-    _wording(plan, neighboring_relation, max_examples_per_user)
-    found = claim_of(
-        plan,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        l2_norm_clip=l2_norm_clip,
-        theorem=theorem,
-        allow_large_delta=allow_large_delta,
-        neighboring_relation=neighboring_relation,
-        max_examples_per_user=max_examples_per_user,
-        unit=unit,
-        of_runs=of_runs,
-    )
-    return PrivacyStatement(**vars(found), gradients=gradients)
+    relation = asked.get("neighboring_relation", REPLACE_SPECIAL)
+    _wording(plan, relation, asked.get("max_examples_per_user", 1))
+    return PrivacyStatement(**vars(claim_of(plan, **asked)), gradients=gradients)

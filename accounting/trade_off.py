@@ -167,8 +167,7 @@ def trade_off(
     *,
     noise_multiplier: float,
     rates: tuple[float, ...] = CURVE_RATES,
-    neighboring_relation: str = REPLACE_SPECIAL,
-    max_examples_per_user: int = 1,
+    **unit: Any,
 ) -> TradeOff:
     """Returns the bounds of a plan.  Takes some seconds for ``CURVE_RATES``.
 
@@ -176,58 +175,43 @@ def trade_off(
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
       rates: False positive rates at which the bounds should be tight.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 a test is of all examples of a user.
+      **unit: Relation and privacy unit, as for `accountant.epsilon`.
 
     Raises:
       InputError: a value out of range, or a relation that is not accounted for.
     """
-    asked = neighboring_relation, max_examples_per_user
-    claim = accountant.epsilon(
-        plan,
-        noise_multiplier=noise_multiplier,
-        delta=1e-5,
-        neighboring_relation=neighboring_relation,
-        max_examples_per_user=max_examples_per_user,
-    ).guarantee
-    return _of_rates(plan, noise_multiplier, *asked, (claim, 1e-5), rates, 1)
+    asked = {"noise_multiplier": noise_multiplier, **unit}
+    epsilon = accountant.epsilon(plan, delta=1e-5, **asked).guarantee
+    return _of_rates(plan, claim=(epsilon, 1e-5), rates=rates, tries=1, **asked)
 
 
 def of_claim(
-    plan: DpSgdPlan,
-    *,
-    noise_multiplier: float,
-    epsilon: float,
-    delta: float,
-    neighboring_relation: str = REPLACE_SPECIAL,
-    max_examples_per_user: int = 1,
+    plan: DpSgdPlan, *, epsilon: float, delta: float, **asked: Any
 ) -> TradeOff:
     """Returns the bounds at ``RATES``, from few points of the privacy profile.
 
     Args:
       plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
       epsilon: Proven at ``delta``.
       delta: In (0, 1).
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 a test is of all examples of a user.
+      **asked: Noise, relation and privacy unit, as for `accountant.epsilon`.
 
     Raises:
       InputError: a relation that is not accounted for.
     """
-    asked = neighboring_relation, max_examples_per_user
-    return _of_rates(plan, noise_multiplier, *asked, (epsilon, delta), RATES, 2)
+    return _of_rates(plan, claim=(epsilon, delta), rates=RATES, tries=2, **asked)
 
 
 @functools.lru_cache
 def _of_rates(
     plan: DpSgdPlan,
+    *,
     noise_multiplier: float,
-    neighboring_relation: str,
-    max_examples_per_user: int,
     claim: tuple[float, float],
     rates: tuple[float, ...],
     tries: int,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> TradeOff:
     sampler = brought(plan.sampler, neighboring_relation, max_examples_per_user)
     mu = sampler.gaussian_dp and sampler.gaussian_dp(plan, noise_multiplier)

@@ -103,7 +103,8 @@ def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     Raises:
       InputError: the sampler has no audit.
     """
-    return worst_cases.audit_of(plan.sampler, canary_rows).worst_case(plan)
+    audit = worst_cases.audit_of(plan.sampler, canary_rows)
+    return audit.worst_case(plan, canary_rows)
 
 
 def _blocks(case: Case) -> list[BlockSpan]:
@@ -228,8 +229,15 @@ def score(
       means: Means of a step with the canary and with the ghost, relative to steps
         without.
     """
-    of_sampler = worst_cases.audit_of(plan.sampler, canary_rows)
-    return of_sampler.score(plan, noise_multiplier, observe, positions, means)
+    trials = worst_cases.Trials(
+        plan=plan,
+        noise_multiplier=noise_multiplier,
+        observe=observe,
+        positions=positions,
+        means=means,
+        canary_rows=canary_rows,
+    )
+    return worst_cases.audit_of(plan.sampler, canary_rows).score(trials)
 
 
 MEANING = (

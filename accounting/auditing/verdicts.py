@@ -92,7 +92,7 @@ def lower_rate(successes: Any, trials: int, error: float) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Errors:
-    """Error counts of a test.
+    """Error counts of a test, or of one at each of several thresholds.
 
     Attributes:
       false_positives: Number of trials without the example that were called "real".
@@ -101,12 +101,12 @@ class Errors:
       reals: Number of trials with the example.
     """
 
-    false_positives: int
+    false_positives: Any
     ghosts: int
-    false_negatives: int
+    false_negatives: Any
     reals: int
 
-    def upper(self, error: float) -> tuple[float, float]:
+    def upper(self, error: float) -> tuple[Any, Any]:
         """Returns upper bounds on FPR and FNR; ``error`` is their joint error."""
         return (
             upper_rate(self.false_positives, self.ghosts, error / 2),
@@ -115,19 +115,20 @@ class Errors:
 
 
 def count_errors(
-    real: NDArray[np.float64], ghost: NDArray[np.float64], threshold: float
+    real: NDArray[np.float64], ghost: NDArray[np.float64], threshold: Any
 ) -> Errors:
     """Returns the errors of the test "real if the score is above the threshold".
 
     Args:
       real: Scores of trials with the example, shape (trials,).
       ghost: Scores of trials without it, shape (trials,).
-      threshold: The threshold, in the unit of the scores.
+      threshold: The threshold, in the unit of the scores; a number or an array.
     """
     return Errors(
-        false_positives=int(np.sum(ghost > threshold)),
+        false_positives=len(ghost)
+        - np.searchsorted(np.sort(ghost), threshold, "right"),
         ghosts=len(ghost),
-        false_negatives=int(np.sum(real <= threshold)),
+        false_negatives=np.searchsorted(np.sort(real), threshold, "right"),
         reals=len(real),
     )
 
@@ -151,31 +152,6 @@ def candidates(
     return np.unique(np.concatenate([ranks(real), ranks(ghost)]))
 
 
-def rates_at(
-    real: NDArray[np.float64],
-    ghost: NDArray[np.float64],
-    thresholds: NDArray[np.float64],
-    error: float,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the bounds of ``Errors.upper`` at each threshold.
-
-    Args:
-      real: Scores of trials with the example, shape (trials,).
-      ghost: Scores of trials without it, shape (trials,).
-      thresholds: Shape (thresholds,).
-      error: Probability that a bound of one threshold is too low.
-
-    Returns:
-      Bounds on FPR and on FNR, each of shape (thresholds,).
-    """
-    positives = len(ghost) - np.searchsorted(np.sort(ghost), thresholds, side="right")
-    negatives = np.searchsorted(np.sort(real), thresholds, side="right")
-    return (
-        upper_rate(positives, len(ghost), error / 2),
-        upper_rate(negatives, len(real), error / 2),
-    )
-
-
 def choose_threshold(
     real: NDArray[np.float64], ghost: NDArray[np.float64], gain: Gain, error: float
 ) -> float:
@@ -188,7 +164,7 @@ def choose_threshold(
       error: Probability that a bound of one threshold is too low.
     """
     thresholds = candidates(real, ghost)
-    gains = gain(*rates_at(real, ghost, thresholds, error))
+    gains = gain(*count_errors(real, ghost, thresholds).upper(error))
     return float(thresholds[np.argmax(gains)])
 
 
@@ -492,7 +468,8 @@ def judge(
     trials = len(real) + len(ghost)
     if min(len(real), len(ghost)) < LEAST_TRIALS // 2:
         raise InputError(f"Expected trials={trials} >= {LEAST_TRIALS}.")
-    choosing, deciding = _halves(real, ghost)
+    reals, ghosts = len(real) // 2, len(ghost) // 2
+    choosing, deciding = (real[:reals], ghost[:ghosts]), (real[reals:], ghost[ghosts:])
     gains = (
         lambda fpr, fnr: epsilon_bound(fpr, fnr, claim.delta),
         claim.profile.excess,
@@ -513,16 +490,6 @@ def judge(
         ),
         points=_points(*deciding),
     )
-
-
-_Scores = tuple["NDArray[np.float64]", "NDArray[np.float64]"]
-
-
-def _halves(
-    real: NDArray[np.float64], ghost: NDArray[np.float64]
-) -> tuple[_Scores, _Scores]:
-    reals, ghosts = len(real) // 2, len(ghost) // 2
-    return (real[:reals], ghost[:ghosts]), (real[reals:], ghost[ghosts:])
 
 
 def _finding(

@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -40,9 +39,7 @@ from accounting.core.plan import (
     DpSgdPlan,
 )
 from accounting.core.pld import dominating_pairs
-from accounting.core.pld.dominating_pairs import Step
-from accounting.core.samplers import poisson
-from accounting.core.samplers.truncated_steps import truncation_probability
+from accounting.core.samplers.truncated_poisson import truncation_probability
 from accounting.core.validation import InputError, check_int
 
 #: Mean of a step with the canary, and with the ghost, relative to other steps.
@@ -81,29 +78,29 @@ class Case:
     scaled: str | None = None
 
 
-class Score(Protocol):
-    """The logarithm of the likelihood ratio of canary and ghost."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trials:
+    """What is observed in independent trials of a `Case`.
 
-    def __call__(
-        self,
-        plan: DpSgdPlan,
-        noise_multiplier: float,
-        observe: Observe,
-        positions: np.ndarray,
-        means: tuple[float, float],
-    ) -> np.ndarray:
-        """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
+    Attributes:
+      plan: How the canary was sampled.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+      observe: Step -> observations, shape (trials,), in clip norms.
+      positions: The canary's row in the data set, shape () or (trials,).
+      means: As in `Case`.
+      canary_rows: As in `Case`.
+    """
 
-        Args:
-          plan: How the canary was sampled.
-          noise_multiplier: Noise standard deviation over the clip norm, above 0.
-          observe: Step -> observations, shape (trials,), in clip norms.
-          positions: The canary's row in the data set, shape () or (trials,).
-          means: As in `Case`.
+    plan: DpSgdPlan
+    noise_multiplier: float
+    observe: Observe
+    positions: np.ndarray
+    means: tuple[float, float] = MEANS
+    canary_rows: int = 1
 
-        Returns:
-          Shape (trials,).
-        """
+
+#: Trials -> ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each of them.
+Score = Callable[[Trials], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,14 +108,14 @@ class Audit:
     """How a sampler is audited.
 
     Attributes:
-      worst_case: Plan -> the worst-case data set.
+      worst_case: (plan, rows of the canary) -> the worst-case data set.
       score: Score of the observations on it.
-      users: k -> the audit with a canary of k rows; None if there is none.
+      users: Whether the canary may have several rows.
     """
 
-    worst_case: Callable[[DpSgdPlan], Case]
+    worst_case: Callable[[DpSgdPlan, int], Case]
     score: Score
-    users: Callable[[int], Audit] | None = None
+    users: bool = False
 
 
 #: Largest number of rows times epochs that are sampled in a trial.
@@ -195,13 +192,18 @@ def truncated(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     )
 
 
-def shuffled(plan: DpSgdPlan) -> Case:
+def shuffled(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     """Returns the data set of shuffles: all other gradients are opposite.
 
     If shuffling all rows in each trial is too expensive, fewer rows are shuffled into
     the same number of equal batches: the canary's step is uniform either way (exactly,
     if the batch size divides the number of examples).
+
+    Args:
+      plan: The audited plan.
+      canary_rows: 1, since no bound for users is known.
     """
+    del canary_rows
     if plan.num_examples * plan.num_epochs <= _MOST_ROWS:
         rows, scaled = plan.num_examples, None
         sizes = _two_blocks(rows)
@@ -233,94 +235,56 @@ def _two_blocks(num_rows: int) -> tuple[int, ...]:
     return (half, num_rows - half) if half else (num_rows,)
 
 
-def known_steps(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    observe: Observe,
-    positions: np.ndarray,
-    means: tuple[float, float],
-) -> np.ndarray:
-    """Returns the score where the example's steps are known.
-
-    Arguments as for `Score.__call__`.
-    """
-    del means  # others contribute nothing
+def known_steps(trials: Trials) -> np.ndarray:
+    """Returns the score where the example's steps are known."""
+    plan = trials.plan
     # Step t starts at row ceil(t n / T).
-    own = positions * plan.steps_per_epoch // plan.num_examples
-    pair = dominating_pairs.remove_pair(1.0, noise_multiplier)
+    own = trials.positions * plan.steps_per_epoch // plan.num_examples
+    pair = dominating_pairs.remove_pair(1.0, trials.noise_multiplier)
     total = np.zeros(())
     for step in range(plan.num_steps):
         takes_part = own == step % plan.steps_per_epoch
         if takes_part.any():
-            total = total + np.where(takes_part, pair.loss(observe(step)), 0.0)
+            total = total + np.where(takes_part, pair.loss(trials.observe(step)), 0.0)
     return total
 
 
-def _independent_steps(
-    steps: Callable[[float, float], tuple[Step, ...]],
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    observe: Observe,
-    positions: np.ndarray,
-    means: tuple[float, float],
-) -> np.ndarray:
-    """Returns the score given the pair of a step with the canary first."""
-    del positions, means  # every row is alike, and others contribute nothing
-    ((_, pair),), *_ = steps(float(plan.sampling_probability), noise_multiplier)
-    total = pair.loss(observe(0))
-    for step in range(1, plan.num_steps):
-        total += pair.loss(observe(step))
+def _loss(trials: Trials) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the loss of a step of Poisson batches, with the canary first."""
+    rate = float(trials.plan.sampling_probability)
+    if trials.canary_rows == 1:
+        return dominating_pairs.remove_pair(rate, trials.noise_multiplier).loss
+    asked = trials.canary_rows, rate, trials.noise_multiplier
+    ((_, pair),), _ = dominating_pairs.steps(*asked)
+    return pair.loss
+
+
+def independent_steps(trials: Trials) -> np.ndarray:
+    """Returns the score of Poisson batches, for an example or a user."""
+    loss = _loss(trials)
+    total = loss(trials.observe(0))
+    for step in range(1, trials.plan.num_steps):
+        total += loss(trials.observe(step))
     return total
 
 
-def hidden_group(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    observe: Observe,
-    positions: np.ndarray,
-    means: tuple[float, float],
-) -> np.ndarray:
-    """Returns the score of cyclic Poisson batches, whose groups are uniform.
-
-    Arguments as for `Score.__call__`.
-    """
-    del positions, means  # every row is alike, and others contribute nothing
-    assert plan.bands is not None
-    pair = dominating_pairs.remove_pair(
-        float(plan.sampling_probability), noise_multiplier
-    )
+def hidden_group(trials: Trials) -> np.ndarray:
+    """Returns the score of cyclic Poisson batches, whose groups are uniform."""
+    loss, bands = _loss(trials), trials.plan.bands
+    assert bands is not None
     # A group without steps has the same outputs with and without the canary.
-    groups = [np.zeros(()) for _ in range(plan.bands)]
-    for step in range(plan.num_steps):
-        group = step % plan.bands
-        groups[group] = groups[group] + pair.loss(observe(step))
-    return functools.reduce(np.logaddexp, groups) - math.log(plan.bands)
+    groups = [np.zeros(()) for _ in range(bands)]
+    for step in range(trials.plan.num_steps):
+        groups[step % bands] = groups[step % bands] + loss(trials.observe(step))
+    return functools.reduce(np.logaddexp, groups) - math.log(bands)
 
 
-#: The score for one example of Poisson batches.
-independent_steps: Score = functools.partial(_independent_steps, poisson.steps)
-
-
-def user_steps(count: int) -> Score:
-    """Returns the score for users with ``count`` examples of Poisson batches."""
-    return functools.partial(
-        _independent_steps, functools.partial(dominating_pairs.steps, count)
-    )
-
-
-def hidden_step(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    observe: Observe,
-    positions: np.ndarray,
-    means: tuple[float, float],
-) -> np.ndarray:
+def hidden_step(trials: Trials) -> np.ndarray:
     """Returns the score of shuffles and of balls and bins.
 
     The canary's step of an epoch is uniform; a persistent shuffle has one for all.
-    Arguments as for `Score.__call__`.
     """
-    del positions  # every row is alike
+    plan = trials.plan
     per_epoch = plan.steps_per_epoch
     starts = range(0, plan.num_steps, per_epoch)
     together = plan.num_shuffles == 1
@@ -329,11 +293,12 @@ def hidden_step(
     for group in groups:
         # The sum over k epochs has k times the mean and the variance.
         sums = [
-            np.sum([observe(start + step) for start in group], axis=0)
+            np.sum([trials.observe(start + step) for start in group], axis=0)
             for step in range(per_epoch)
         ]
         upper, lower = (
-            _log_mean_ratio(sums, mean, len(group), noise_multiplier) for mean in means
+            _log_mean_ratio(sums, mean, len(group), trials.noise_multiplier)
+            for mean in trials.means
         )
         total = total + upper - lower
     return total
@@ -353,29 +318,13 @@ def _log_mean_ratio(
 # -- what each sampler has -------------------------------------------------------------
 
 
-def _of_users(worst_case: Callable[..., Case], count: int) -> Audit:
-    """Returns the audit of users with ``count`` examples, of Poisson batches."""
-    return Audit(
-        worst_case=functools.partial(worst_case, canary_rows=count),
-        score=user_steps(count),
-    )
-
-
 _SHUFFLED = Audit(worst_case=shuffled, score=hidden_step)
 _AUDITS = {
     DETERMINISTIC: Audit(worst_case=own_block, score=known_steps),
     PERSISTENT_SHUFFLE: _SHUFFLED,
     DYNAMIC_SHUFFLE: _SHUFFLED,
-    POISSON: Audit(
-        worst_case=own_block,
-        score=independent_steps,
-        users=functools.partial(_of_users, own_block),
-    ),
-    TRUNCATED_POISSON: Audit(
-        worst_case=truncated,
-        score=independent_steps,
-        users=functools.partial(_of_users, truncated),
-    ),
+    POISSON: Audit(worst_case=own_block, score=independent_steps, users=True),
+    TRUNCATED_POISSON: Audit(worst_case=truncated, score=independent_steps, users=True),
     BALLS_AND_BINS: Audit(worst_case=own_block, score=hidden_step),
     CYCLIC_POISSON: Audit(worst_case=own_block, score=hidden_group),
     TRUNCATED_CYCLIC_POISSON: Audit(worst_case=truncated, score=hidden_group),
@@ -412,9 +361,7 @@ def audit_of(sampler: str, canary_rows: int = 1) -> Audit:
     """
     brought(sampler, max_examples_per_user=canary_rows)
     found = _AUDITS.get(sampler)
-    if found is not None and canary_rows > 1:
-        found = found.users and found.users(canary_rows)
-    if found is None:
+    if found is None or (canary_rows > 1 and not found.users):
         sampler_registry.refuse(
             sampler,
             "a worst case and a score for audits",

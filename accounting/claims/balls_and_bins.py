@@ -30,7 +30,7 @@ from accounting import lower_bounds
 from accounting.claims import random_allocation, shuffle
 from accounting.claims.random_allocation import Direction
 from accounting.core import sampler_registry
-from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, below, least
+from accounting.core.intervals import Bounds, NoiseBounds, below, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.numerics import TOLERANCE, log_ratio, smallest_noise_in_two
 from accounting.core.plan import DpSgdPlan
@@ -131,39 +131,8 @@ def lower_delta(
 def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
     """Returns bounds on delta at ``epsilon``; arguments as for `upper_delta`."""
     found = upper_delta(plan, noise_multiplier, epsilon)
-    return _with_lower(found, lower_delta(plan, noise_multiplier, epsilon))
-
-
-def _with_lower(found: Bounds, lower: float) -> Bounds:
-    return dataclasses.replace(
-        found, lower=below(lower, found.guarantee), lower_method=METHOD
-    )
-
-
-def delta_by_direction(
-    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
-) -> ByDirection:
-    """Returns bounds on delta in each direction; arguments as for `upper_delta`."""
-    exact = deterministic.delta_by_direction(plan, noise_multiplier, epsilon)
-    if not _is_numerical(plan, noise_multiplier):
-        if plan.steps_per_epoch == 1 or noise_multiplier == 0.0:
-            return exact
-        revealed = Bounds(upper=exact.add.guarantee, method=CLOSED_METHOD)
-        return ByDirection(remove=revealed, add=revealed)
-    above = directions(plan, noise_multiplier, True)
-    below_them = directions(plan, noise_multiplier, False)
-    known = noise_multiplier <= _MOST_NOISE
-    remove, add = (
-        _with_lower(
-            least(
-                (random_allocation.upper_delta(high, plan.num_epochs, epsilon), METHOD),
-                (exact.add.guarantee, CLOSED_METHOD),
-            ),
-            _lower_delta(low, plan.num_epochs, epsilon) if known else 0.0,
-        )
-        for high, low in zip(above, below_them, strict=True)
-    )
-    return ByDirection(remove=remove, add=add)
+    lower = below(lower_delta(plan, noise_multiplier, epsilon), found.guarantee)
+    return dataclasses.replace(found, lower=lower, lower_method=METHOD)
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
@@ -240,7 +209,6 @@ _ZERO_OUT = sampler_registry.Sampler(
     noise_multiplier=noise_multiplier,
     closed_form=False,
     relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
-    delta_by_direction=delta_by_direction,
     wording=_WORDING,
     claims={METHOD: "random allocation"},
 )

@@ -71,11 +71,13 @@ Public: everything.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,12 +85,13 @@ from scipy import special
 
 from accounting import composition
 from accounting.composition import Array, Profile, bounds_on_grid
-from accounting.core import sampler_registry
+from accounting.core import accountant, sampler_registry
 from accounting.core.claim import MethodWording
 from accounting.core.intervals import Bounds, NoiseBounds
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.numerics import log_ratio, round_up, smallest_noise, threshold
-from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import InputError, check_float, check_int
+from accounting.core.plan import DpSgdPlan, together
+from accounting.core.validation import InputError, check_int
 
 #: Number of edges of cells of 1 - u, in equal ratios and at equal distances.
 _RATIOS, _DISTANCES = 8_000, 20_000
@@ -278,7 +281,7 @@ WHOLE = 1 << 64
 _TAIL = 1e-6
 #: Most numbers of runs in a table.
 _MOST_RUNS = 20_000
-MOST_MEAN, MOST_AS_GOOD = 1_000, 100
+MOST_AS_GOOD = 100
 _LEAST_RATE, _MOST_RATE = 1e-12, 2e3
 #: Shapes that are tried: a larger one is more concentrated; infinity is Poisson's.
 SHAPES = (1.0, 3.0, 10.0, math.inf)
@@ -348,23 +351,12 @@ class NumberOfRuns:
         return 1 + bisect.bisect_right(list(itertools.accumulate(self.shares)), uniform)
 
 
-def law(shape: float, mean: float) -> NumberOfRuns:
-    """Returns the negative binomial law on 1, 2, ... of a shape and a mean.
-
-    Args:
-      shape: eta, at least 1; infinity for Poisson's.
-      mean: Expected number of runs, in [1, 1000].
-    """
-    check_float("mean", mean, at_least=1.0, at_most=MOST_MEAN)
-    return _smallest(shape, lambda found: mean - found.mean)
-
-
 def as_good_as(num_runs: int, shape: float) -> NumberOfRuns:
     """Returns the law that tries a good candidate as surely as ``num_runs`` runs do.
 
     Args:
       num_runs: In [1, 100].
-      shape: Of `law`.
+      shape: eta of the negative binomial law, at least 1; infinity for Poisson's.
 
     Raises:
       InputError: a value out of range, or a shape that would need too many runs.
@@ -543,3 +535,155 @@ class Selected:
             not_covered=(_SECRET,),
             earlier=_EARLIER,
         )
+
+
+# -- what tuning costs: one run, several that are all shown, or only the best shown ----
+
+ONE, ALL, BEST = "one", "all", "best"
+#: A search for noise starts at so many times that of a run alone.
+_GUESS = 1.15
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Price:
+    """What one mode costs.
+
+    Attributes:
+      mode: ``ONE``, ``ALL`` or ``BEST``.
+      noise_multiplier: Of each run.
+      epsilon: Upper bound for all that is released.
+      runs: Law of the number of runs; None if it is fixed.
+    """
+
+    mode: str
+    noise_multiplier: float
+    epsilon: float
+    runs: NumberOfRuns | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; an infinite epsilon is null."""
+        runs = self.runs
+        law = runs and {
+            "shape": runs.shape if math.isfinite(runs.shape) else None,
+            "mean": runs.mean,
+            "chance_of_top_tenth": runs.success(),
+        }
+        return {
+            "mode": self.mode,
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "number_of_runs": law,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Runs with one plan, of which candidates may differ in anything but the plan.
+
+    Attributes:
+      plan: Of every run.
+      num_runs: N: ``ALL`` makes so many; ``BEST`` tries a candidate of the best tenth
+        as surely as they would.
+      delta: In (0, 1).
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 answers are for all examples of a user.
+    """
+
+    plan: DpSgdPlan
+    num_runs: int
+    delta: float
+    neighboring_relation: str = REPLACE_SPECIAL
+    max_examples_per_user: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses what takes too long.
+
+        Raises:
+          InputError: a number of runs out of range, or a sampler without a profile.
+        """
+        most = MOST_AS_GOOD
+        check_int("runs", self.num_runs, at_least=2, at_most=most)
+        check_plan(self.plan)
+
+    def at_noise(
+        self, mode: str, noise_multiplier: float, runs: NumberOfRuns | None = None
+    ) -> Price:
+        """Returns the price of a mode at given noise.
+
+        Args:
+          mode: ``ONE``, ``ALL`` or ``BEST``.
+          noise_multiplier: Noise standard deviation over the clip norm, above 0.
+          runs: Law of the number of runs for ``BEST``; by default the one with the
+            least epsilon.
+        """
+        if mode == BEST:
+            run = self._run(noise_multiplier)
+            laws = self._laws() if runs is None else [runs]
+            epsilon, runs = self._cheapest(run, laws)
+        else:
+            epsilon = accountant.epsilon(
+                self._together(mode),
+                noise_multiplier=noise_multiplier,
+                delta=self.delta,
+                **self._unit,
+            ).guarantee
+        return Price(
+            mode=mode, noise_multiplier=noise_multiplier, epsilon=epsilon, runs=runs
+        )
+
+    @property
+    def _unit(self) -> dict[str, Any]:
+        names = "neighboring_relation", "max_examples_per_user"
+        return {name: getattr(self, name) for name in names}
+
+    def _together(self, mode: str) -> DpSgdPlan:
+        """Returns the plan of all runs of ``ONE`` or ``ALL``, one after another."""
+        return together(self.plan, self.num_runs if mode == ALL else 1)
+
+    def _run(self, noise_multiplier: float) -> Profile:
+        return composition.run(self.plan, noise_multiplier, **self._unit)
+
+    def _cheapest(
+        self, run: Profile, laws: list[NumberOfRuns]
+    ) -> tuple[float, NumberOfRuns]:
+        found = [(epsilon_of_best(run, law, self.delta), law) for law in laws]
+        return min(found, key=lambda one: one[0])
+
+    def _laws(self) -> list[NumberOfRuns]:
+        found = []
+        for shape in SHAPES:
+            with contextlib.suppress(InputError):  # it would take thousands of runs
+                found.append(as_good_as(self.num_runs, shape))
+        return found
+
+    def for_epsilon(
+        self, mode: str, epsilon: float, say: Callable[[str], None] = lambda text: None
+    ) -> Price:
+        """Returns the price of a mode whose epsilon is at most the target.
+
+        Args:
+          mode: ``ONE``, ``ALL`` or ``BEST``.
+          epsilon: Target, above 0.
+          say: Gets a line for each noise multiplier that is tried.
+
+        Raises:
+          InputError: no noise multiplier meets the target.
+        """
+        target: Any = {"epsilon": epsilon, "delta": self.delta}
+        noise = accountant.noise_multiplier(
+            self._together(mode), **target, **self._unit
+        ).guarantee
+        if mode != BEST:
+            return self.at_noise(mode, noise)
+        noise *= _GUESS
+        say(f"noise multiplier {noise:.4g}")
+        first = self._run(noise)
+        _, runs = self._cheapest(first, self._laws())
+        found = noise_of_best(
+            lambda tried: first if tried == noise else self._run(tried),
+            runs,
+            **target,
+            guess=noise,
+            say=say,
+        )
+        return self.at_noise(BEST, found, runs)

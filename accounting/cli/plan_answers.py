@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from accounting.claims import selection
+from accounting.claims.selection import Price, Tuning
 from accounting.cli import options
 from accounting.cli.plan_command import PlanOptions
 from accounting.core import deltas, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError, check_choice
-from accounting.planning import comparison, tuning
+from accounting.planning import comparison
 from accounting.planning.bands import best_bands
 from accounting.planning.comparison import (
     NOISE,
@@ -33,7 +35,6 @@ from accounting.planning.comparison import (
     Question,
     Sweep,
 )
-from accounting.planning.tuning import Price, Tuning
 
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem
@@ -213,9 +214,9 @@ def _theorems(asked: PlanOptions) -> dict[str, Theorem]:
 # -- tuning ----------------------------------------------------------------------------
 
 _RELEASED = {
-    tuning.ONE: "one run",
-    tuning.ALL: "all {runs} runs",
-    tuning.BEST: "the best of a secret number of runs, {mean:.1f} expected",
+    selection.ONE: "one run",
+    selection.ALL: "all {runs} runs",
+    selection.BEST: "the best of a secret number of runs, {mean:.1f} expected",
 }
 
 
@@ -384,18 +385,15 @@ def _question(asked: PlanOptions) -> Question:
         max_examples_per_user=asked.max_examples_per_user,
         of_runs=asked.of_runs,
     )
-    bands = asked.bands
-    if isinstance(bands, str) or (bands is None and _suits_rule(asked)):
+    bands, others = asked.bands, (samplers, asked.sweep, asked.runs, asked.mix_width)
+    # By the rule beside all other samplers, where it has an answer.
+    is_for_rows = asked.epsilon is not None and asked.max_examples_per_user == 1
+    if bands is None and is_for_rows and not any(others):
+        bands = "auto"
+    if isinstance(bands, str):
         bands = _best_bands(found)
     # 1 is independent noise.
     return dataclasses.replace(found, bands=None if bands == 1 else bands)
-
-
-def _suits_rule(asked: PlanOptions) -> bool:
-    """Whether the number of bands by the rule is shown beside the other samplers."""
-    others = (asked.sampler, asked.sweep, asked.runs, asked.mix_width)
-    is_for_rows = asked.epsilon is not None and asked.max_examples_per_user == 1
-    return is_for_rows and not any(others)
 
 
 def _with_bands(samplers: tuple[str, ...], bands: int | None) -> tuple[str, ...]:

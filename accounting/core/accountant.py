@@ -32,7 +32,7 @@ import math
 
 from accounting.core import sampler_registry
 from accounting.core.deltas import LEAST_TIGHT_DELTA
-from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.core.numerics import MOST_NOISE, log_ratio, round_up, threshold
 from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
@@ -171,42 +171,6 @@ def delta(
     noise = check_noise_multiplier(noise_multiplier)
     target = check_epsilon(epsilon)
     return sampler.delta(plan, noise, target)
-
-
-def delta_by_direction(
-    plan: DpSgdPlan,
-    *,
-    noise_multiplier: float,
-    epsilon: float,
-    neighboring_relation: str = REPLACE_SPECIAL,
-) -> ByDirection:
-    """Returns bounds on delta for removing an example, and for adding one.
-
-    The larger one is a guarantee, and no larger than that of `delta`.  For Poisson
-    sampling it is that of removing an example, at every epsilon.  For deterministic
-    batches both are equal.
-
-    Args:
-      plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      epsilon: At least 0.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-
-    Raises:
-      InputError: a value out of range; a relation that is not accounted for; or a
-        sampler with a single upper bound for both directions, as shuffles have.
-    """
-    sampler = _sampler(plan, neighboring_relation)
-    noise = check_noise_multiplier(noise_multiplier)
-    target = check_epsilon(epsilon)
-    by_direction = sampler.delta_by_direction
-    if by_direction is None:
-        sampler_registry.refuse(
-            plan.sampler,
-            "bounds for each direction",
-            "It has one upper bound for both directions: use accountant.delta.",
-        )
-    return by_direction(plan, noise, target)
 
 
 def noise_multiplier(

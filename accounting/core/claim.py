@@ -17,10 +17,9 @@ Public: everything.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from accounting.core import accountant, deltas, sampler_registry
 from accounting.core.intervals import Bounds, NoiseBounds
@@ -293,25 +292,23 @@ def claim_of(
         _check_theorem(
             theorem, l2_norm_clip, neighboring_relation, max_examples_per_user
         )
-    bound = (
-        functools.partial(
-            accountant.epsilon,
+    of_all = plan_of_all(plan, of_runs, theorem)
+    asked: Any = {"noise_multiplier": noise_multiplier, "delta": delta}
+    if theorem is None:
+        epsilon = accountant.epsilon(
+            of_all,
+            **asked,
             neighboring_relation=neighboring_relation,
             max_examples_per_user=max_examples_per_user,
         )
-        if theorem is None
-        else theorem.epsilon
-    )
+    else:
+        epsilon = theorem.epsilon(of_all, **asked)
     return Claim(
         plan=plan,
         noise_multiplier=float(noise_multiplier),
         l2_norm_clip=l2_norm_clip,
         delta=float(delta),
-        epsilon=bound(
-            plan_of_all(plan, of_runs, theorem),
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-        ),
+        epsilon=epsilon,
         theorem=theorem,
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,

@@ -76,17 +76,22 @@ class _Interval:
     """What is proven of a number, and what no proof can go below."""
 
     method: str
+    #: Names of the fields, and what a lower bound alone is.
+    _PROVEN: ClassVar[str]
+    _LEAST: ClassVar[str]
     _LOWER_ALONE: ClassVar[str]
 
     @property
     def proven(self) -> float | None:
         """The guarantee; None if nothing is proven."""
-        raise NotImplementedError
+        found: float | None = getattr(self, self._PROVEN)
+        return found
 
     @property
     def least(self) -> float | None:
         """No proof can give a smaller value; None if not computed."""
-        raise NotImplementedError
+        found: float | None = getattr(self, self._LEAST)
+        return found
 
     @property
     def guarantee(self) -> float:
@@ -135,22 +140,13 @@ class Bounds(_Interval):
       lower_method: The theorem behind ``lower``, if it was computed.
     """
 
+    _PROVEN, _LEAST = "upper", "lower"
     _LOWER_ALONE = "a lower bound only"
 
     upper: float | None
     lower: float | None = None
     method: str
     lower_method: str | None = None
-
-    @property
-    def proven(self) -> float | None:
-        """As ``upper``."""
-        return self.upper
-
-    @property
-    def least(self) -> float | None:
-        """As ``lower``."""
-        return self.lower
 
 
 def least(*options: tuple[float, str]) -> Bounds:
@@ -161,20 +157,6 @@ def least(*options: tuple[float, str]) -> Bounds:
     """
     value, method = min(options, key=lambda option: option[0])
     return Bounds(upper=value, method=method)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ByDirection:
-    """Bounds on delta in each direction.  Only both together are a guarantee.
-
-    Attributes:
-      remove: Of ``sup_S Pr[M(D) in S] - e^epsilon Pr[M(D') in S]`` where D has the
-        example and D' a ghost in its slot.
-      add: The same where D has the ghost, and D' the example.
-    """
-
-    remove: Bounds
-    add: Bounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,19 +172,10 @@ class NoiseBounds(_Interval):
       necessary_method: The theorem behind ``necessary``, if it was computed.
     """
 
+    _PROVEN, _LEAST = "sufficient", "necessary"
     _LOWER_ALONE = "only how much noise is necessary"
 
     sufficient: float | None
     necessary: float | None = None
     method: str
     necessary_method: str | None = None
-
-    @property
-    def proven(self) -> float | None:
-        """As ``sufficient``."""
-        return self.sufficient
-
-    @property
-    def least(self) -> float | None:
-        """As ``necessary``."""
-        return self.necessary

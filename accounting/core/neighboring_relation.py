@@ -12,7 +12,7 @@ zero-out, and truncated Poisson sampling of at most ``num_examples`` examples.
 
 Replace-one (``REPLACE_ONE``): an example is replaced by any other.  Accounted for:
 Poisson sampling and deterministic batches.  For the other samplers, group privacy
-applies to a group of two under zero-out; see `groups.group_epsilon`.
+applies to a group of two under zero-out: `composition.group_epsilon`.
 
 For users with several examples, zero-out is accounted for by deterministic, Poisson and
 truncated Poisson batches, add-or-remove by the last two.
@@ -62,12 +62,12 @@ SAME_NUMBER = "both data sets have num_examples examples, and that number is pub
 #: Largest k with bounds of its own, since their cost grows with k.
 MOST_EXAMPLES_PER_USER = 50
 _GROUP = (
-    "In Python, accounting.planning.groups.user_epsilon bounds it by groups, under "
+    "In Python, accounting.composition.group_epsilon bounds it by groups, under "
     "zero-out."
 )
 _NO_REPLACE_ONE = (
     "two real examples differ by twice the clip norm; in Python, "
-    "accounting.planning.groups.group_epsilon with group_size=2 bounds it by groups "
+    "accounting.composition.group_epsilon with group_size=2 bounds it by groups "
     "under zero-out"
 )
 

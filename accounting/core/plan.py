@@ -128,53 +128,43 @@ class DpSgdPlan:
         self._check_bands()
 
     def _check_truncation(self) -> None:
-        if not rules(self.sampler).truncates:
-            if self.truncated_batch_size is not None:
-                raise InputError(
-                    f"Expected truncated_batch_size={self.truncated_batch_size!r} to "
-                    f"be None for sampler={self.sampler!r}. Omit it, or take "
-                    "--sampler truncated-poisson."
-                )
-            return
-        if self.truncated_batch_size is None:
-            raise InputError(
-                "Expected truncated_batch_size=None to be an integer for "
-                f"sampler={self.sampler!r}. Give --truncated-batch-size; `dpsgd "
-                "plan` prints the least cap of negligible privacy cost."
-            )
-        check_int(
-            "truncated_batch_size",
-            self.truncated_batch_size,
-            at_least=self.expected_batch_size,
-            at_most=self.num_examples,
-            remedy=f"Give --truncated-batch-size from {self.expected_batch_size} to "
-            f"{self.num_examples}, or auto.",
-        )
+        least, most = self.expected_batch_size, self.num_examples
+        remedy = f"Give --truncated-batch-size from {least} to {most}, or auto."
+        is_needed = rules(self.sampler).truncates
+        if self._has("truncated_batch_size", is_needed, TRUNCATED_POISSON, remedy):
+            size = self.truncated_batch_size or 0
+            asked = "truncated_batch_size", size
+            check_int(*asked, at_least=least, at_most=most, remedy=remedy)
 
     def _check_bands(self) -> None:
-        if not rules(self.sampler).cyclic:
-            if self.bands is not None:
-                raise InputError(
-                    f"Expected bands={self.bands!r} to be None for "
-                    f"sampler={self.sampler!r}. Omit it, or take --sampler "
-                    f"{CYCLIC_POISSON}."
-                )
-            return
-        if self.bands is None:
-            raise InputError(
-                "Expected bands=None to be an integer of at least 2 for "
-                f"sampler={self.sampler!r}. Give --bands, such as 8, to `dpsgd "
-                f"batches`, or take --sampler {TRUNCATED_POISSON}."
+        instead = f"take --sampler {TRUNCATED_POISSON}."
+        remedy = f"Give --bands, 2 to {MOST_BANDS}, or {instead}"
+        if self._has("bands", rules(self.sampler).cyclic, CYCLIC_POISSON, remedy):
+            bands, most = self.bands or 0, self.num_examples // self.expected_batch_size
+            check_int("bands", bands, at_least=2, at_most=MOST_BANDS, remedy=remedy)
+            remedy = (
+                "A step expects no more examples than one of so many groups has. "
+                f"Lower --batch-size or --bands, or {instead}"
             )
-        remedy = f"Give 2 to {MOST_BANDS}, or take --sampler {TRUNCATED_POISSON}."
-        check_int("bands", self.bands, at_least=2, at_most=MOST_BANDS, remedy=remedy)
-        check_int(
-            "bands",
-            self.bands,
-            at_most=self.num_examples // self.expected_batch_size,
-            remedy="A step expects no more examples than one of so many groups has. "
-            f"Lower --batch-size or --bands, or take --sampler {TRUNCATED_POISSON}.",
-        )
+            check_int("bands", bands, at_most=most, remedy=remedy)
+
+    def _has(self, name: str, is_needed: bool, other: str, remedy: str) -> bool:
+        """Whether a field is given; refuses it where the sampler's plans lack it."""
+        value = getattr(self, name)
+        if value is None and not is_needed:
+            return False
+        if not is_needed:
+            raise InputError(
+                f"Expected {name}={value!r} to be None for sampler={self.sampler!r}. "
+                f"Omit it, or take --sampler {other}."
+            )
+        if value is None:
+            raise InputError(
+                f"Expected {name}=None to be an integer for sampler={self.sampler!r}. "
+                f"{remedy}"
+            )
+        check_int(name, value, remedy=remedy)
+        return True
 
     @property
     def sampling_probability(self) -> Fraction:

@@ -24,9 +24,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.plan import DpSgdPlan, PlanRules, names, register_rules
 from accounting.core.plan import rules as rules
 from accounting.core.validation import InputError, check_choice
@@ -88,7 +88,6 @@ class Sampler:
       refusals: Relation -> why it is refused.
       under: Relation -> the `Sampler` that replaces this one under it.
       users: k -> the `Sampler` for users with at most k examples, under the relation.
-      delta_by_direction: Bounds on delta for removing an example, and for adding one.
       profile: (plan, noise multiplier) -> a function from epsilon to bounds on delta in
         both directions, for very many epsilons.
       poisson_rate: Plan -> q, rounded up, if each example is in each step independently
@@ -108,7 +107,6 @@ class Sampler:
     refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
     under: Mapping[str, Sampler] = dataclasses.field(default_factory=dict)
     users: Callable[[int], Sampler] | None = None
-    delta_by_direction: Callable[[DpSgdPlan, float, float], ByDirection] | None = None
     profile: (
         Callable[[DpSgdPlan, float], Callable[[float], tuple[float, float]]] | None
     ) = None
@@ -117,6 +115,12 @@ class Sampler:
     gaussian_dp: Callable[[DpSgdPlan, float], float] | None = None
     wording: Wording | None = None
     claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def bounds_of(found: Any) -> dict[str, Any]:
+    """Returns the bounds of an object as arguments of `Sampler`."""
+    names = ("epsilon", "delta", "noise_multiplier", "profile")
+    return {name: getattr(found, name) for name in names}
 
 
 #: Name -> the sampler, or its place ``module:attribute``.

@@ -148,9 +148,9 @@ def best_bands(
     Raises:
       InputError: a value out of range.
     """
-    found = list[Bands]()
-    bands = 1
-    while bands <= min(most, _MOST_BANDS, max(1, num_examples // expected_batch_size)):
+    largest = min(most, _MOST_BANDS, max(1, num_examples // expected_batch_size))
+    found = []
+    for bands in (2**power for power in range(largest.bit_length())):
         plan = DpSgdPlan(
             sampler=POISSON if bands == 1 else CYCLIC_POISSON,
             num_examples=num_examples,
@@ -165,16 +165,13 @@ def best_bands(
             neighboring_relation=neighboring_relation,
         ).guarantee
         noise = iterate_noise(bands, num_steps) * multiplier
-        first = found[0] if found else None
-        found.append(
-            Bands(
-                bands=bands,
-                noise=noise / first.noise if first else noise,
-                noise_multiplier=multiplier,
-                independent=first.noise_multiplier if first else multiplier,
-            )
-        )
-        bands *= 2
-    found[0] = dataclasses.replace(found[0], noise=1.0)
-    least = min(each.noise for each in found)
-    return next(each for each in found if each.noise <= least * (1 + _ENOUGH))
+        found.append((noise, multiplier, bands))
+    enough = min(found)[0] * (1 + _ENOUGH)
+    noise, multiplier, bands = next(each for each in found if each[0] <= enough)
+    of_one, independent, _ = found[0]
+    return Bands(
+        bands=bands,
+        noise=noise / of_one,
+        noise_multiplier=multiplier,
+        independent=independent,
+    )

@@ -1,7 +1,13 @@
-"""Plans in one line."""
+"""Plans in one line, and delta of them from both sides."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+from accounting import lower_bounds
+from accounting.core import accountant
+from accounting.core.intervals import Bounds
 from accounting.core.plan import DpSgdPlan
 
 
@@ -35,3 +41,22 @@ def make_plan(
         truncated_batch_size=cap,
         bands=bands,
     )
+
+
+def delta_bounds(
+    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float, **unit: Any
+) -> Bounds:
+    """Returns bounds on delta of Poisson batches, truncated or not, from both sides.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: At least 0.
+      **unit: Relation and privacy unit, as of `accountant.delta`.
+    """
+    asked = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, **unit}
+    found = accountant.delta(plan, **asked)
+    if found.lower is not None:
+        return found
+    lower = lower_bounds.delta_of(plan, **asked)
+    return dataclasses.replace(found, lower=lower)

@@ -12,7 +12,7 @@ from accounting.core import accountant, intervals
 from accounting.core import accountant as core
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
-from accounting.core.plan import SAMPLERS, steps_and_epochs
+from accounting.core.plan import SAMPLERS
 from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
@@ -71,7 +71,10 @@ def test_bad_noise_is_refused(small_plan, noise):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_epsilon_delta_and_noise_agree(small_plan, sampler):
-    plan = small_plan(sampler, **needed(sampler, cap=220))
+    # Of few steps where each number takes seconds.
+    slow = sampler in ("balls-and-bins", "dynamic-shuffle", "persistent-shuffle")
+    short = {"num_examples": 800, "num_steps": 16} if slow else {}
+    plan = small_plan(sampler, **needed(sampler, cap=220), **short)
     found = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-6)
     noise = found.guarantee
     assert found.necessary is None or found.necessary <= noise
@@ -123,7 +126,7 @@ def check_interval(answer):
 
 
 @pytest.mark.slow
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(questions())
 def test_every_question_in_range_has_a_sensible_answer(question):
     plan, noise, epsilon, delta = question
@@ -134,7 +137,7 @@ def test_every_question_in_range_has_a_sensible_answer(question):
 
 
 @pytest.mark.slow
-@settings(max_examples=16, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(questions(("deterministic", "persistent-shuffle", "poisson")))
 def test_calibrated_noise_never_overshoots(question):
     plan, _, epsilon, delta = question
@@ -225,20 +228,6 @@ def test_plans_that_cannot_be_followed_are_refused(small_plan, changes, name):
         small_plan(**{"sampler": "poisson", **changes})
 
 
-@pytest.mark.parametrize(
-    ("epochs", "num_steps", "message"),
-    [
-        (None, None, "exactly one"),
-        (1, 1, "exactly one"),
-        (0, None, "epochs=0"),
-        (None, 0, "num_steps=0"),
-    ],
-)
-def test_steps_and_epochs_are_one_question(epochs, num_steps, message):
-    with pytest.raises(InputError, match=message):
-        steps_and_epochs(1000, 10, epochs=epochs, num_steps=num_steps)
-
-
 @pytest.mark.parametrize("exponent", [21, 30, 45, 80])
 def test_delta_of_epsilon_is_small_enough_at_a_tiny_delta(exponent):
     """Seen to fail: 1.03 times delta at 1e-30, 1,062 times at 1e-45."""
@@ -252,10 +241,3 @@ def test_delta_of_epsilon_is_small_enough_at_a_tiny_delta(exponent):
     assert accountant.delta(plan, epsilon=found, **asked).guarantee <= target
     larger = accountant.epsilon(plan, delta=30 * target, **asked).guarantee
     assert larger <= found
-
-
-def test_noise_for_a_delta_beyond_all_numbers_is_refused_at_once():
-    """It ended after 20 s with the advice to take the cap that was taken."""
-    plan = make_plan("poisson", 9364, 5, 55)
-    with pytest.raises(InputError, match=r"delta=1e-300 >= 1e-200. Use 1e-20"):
-        accountant.noise_multiplier(plan, epsilon=1.0, delta=1e-300)

@@ -1,8 +1,5 @@
 """Our epsilon beside that of dp_accounting, asked about the plan's ``DpEvent``."""
 
-import math
-from importlib import metadata
-
 import dp_accounting
 import pytest
 
@@ -61,17 +58,6 @@ def test_a_tight_cap_under_add_or_remove_is_no_error():
     ours, theirs = both(plan, 2.126, **asked)
     question = {"noise_multiplier": 2.126, "delta": 1e-5, **asked}
     assert lower_bounds.epsilon(plan, **question).lower <= theirs < ours
-
-
-def test_no_noise_is_an_infinite_epsilon_of_both(small_plan):
-    assert both(small_plan("deterministic"), 0.0) == (math.inf, math.inf)
-
-
-def test_the_opinion_names_its_source_and_the_event(small_plan):
-    plan = small_plan("poisson")
-    found = cross_check.second_opinion(plan, noise_multiplier=2.0, delta=1e-5)
-    assert found.source == f"dp-accounting {metadata.version('dp-accounting')}"
-    assert "PoissonSampledDpEvent" in found.to_text()
 
 
 def test_a_method_of_its_own_is_refused(small_plan):

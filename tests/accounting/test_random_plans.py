@@ -29,9 +29,9 @@ KNOWN = [
 ]
 #: Of the random plans: bulk and tail of very different sizes, T = 1, tiny and huge
 #: noise, truncation that counts, balls and bins.
-SAMPLE = [1, 3, 4, 7, 9, 12, 32, 512, 1002]
+SAMPLE = [1, 4, 12, 32, 512]
 #: Of those near epsilon 0.
-NEAR_ZERO = [2, 16]
+NEAR_ZERO = [16]
 
 
 def agree(question: Question) -> None:
@@ -93,14 +93,3 @@ def test_delta_is_monotone_in_epsilon_noise_and_steps() -> None:
         [delta(steps=400 - change) for change in range(-3, 4)],
     ):
         assert falling == sorted(falling, reverse=True)
-
-
-def test_the_answer_is_zero_where_delta_covers_it() -> None:
-    """Just above and just below delta at epsilon 0, which single examples decide."""
-    question = random_plans.draw(515)
-    plan, noise = question.plan, question.noise
-    total = accountant.delta(plan, noise_multiplier=noise, epsilon=0.0).guarantee
-    for delta, least, most in ((total * 1.0001, 0.0, 0.0), (total * 0.99, 1e-9, 1e-2)):
-        found = accountant.epsilon(plan, noise_multiplier=noise, delta=delta).guarantee
-        assert least <= found <= most
-        assert math.isfinite(found)

@@ -7,11 +7,9 @@ import json
 import pytest
 
 from accounting import statement
-from accounting.claims.model_mix import Mixing
 from accounting.core import accountant, intervals
 from accounting.core import claim as claims
 from accounting.core.plan import SAMPLERS, DpSgdPlan
-from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
 from tests.sampler_fields import needed
 
@@ -75,14 +73,6 @@ def test_a_lower_bound_alone_is_no_claim(small_plan):
     assert said.claim.startswith("No guarantee is claimed")
     assert "1.2345 " in said.claim
     assert said.to_json()["epsilon"] is None
-
-
-@pytest.mark.parametrize("stated", [None, 0.5, 2.0])
-def test_the_clip_norm_that_is_stated_is_the_one_of_the_mixing(small_plan, stated):
-    mixing = Mixing(mix_width=0.2, l2_norm_clip=1.0)
-    with pytest.raises(InputError, match=f"l2_norm_clip={stated!r} .* 1.0"):
-        make(small_plan, "poisson", l2_norm_clip=stated, theorem=mixing)
-    assert make(small_plan, "poisson", theorem=mixing).l2_norm_clip == 1.0
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,3 @@ def test_anything_else_is_refused(value, message):
     with pytest.raises(InputError) as error:
         read(value)
     assert message in str(error.value)
-
-
-def test_an_object_without_a_format_takes_none():
-    with pytest.raises(InputError, match="wrong or missing: format"):
-        read({**header(3, "f"), "a": 1, "b": 2}, format_name=None)

@@ -40,13 +40,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from accounting import composition
-from accounting.claims.selection import NumberOfRuns, law_of, noise_of_best
+from accounting.claims.selection import (
+    BEST,
+    NumberOfRuns,
+    Tuning,
+    law_of,
+    noise_of_best,
+)
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_float, header
-from accounting.planning.tuning import BEST, Tuning
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME, read_checksums
 from pipelines.core.files.locks import LOCK_NAME, in_use, locked
 from pipelines.files import processes

@@ -253,10 +253,6 @@ class StepsProfile:
         """Returns the directions, the one with the largest epsilon probably first."""
         return sorted(self._sums, key=lambda one: -one.approximate_epsilon(delta))
 
-    def delta_by_direction(self, epsilon: float) -> tuple[float, ...]:
-        """Returns an upper bound on delta in each direction."""
-        return tuple(self._delta_of(place, epsilon) for place in range(len(self._sums)))
-
     @functools.cached_property
     def _shared(self) -> dict[int, tuple[LaplaceSum, ...]]:
         return {}

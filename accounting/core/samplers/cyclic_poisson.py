@@ -98,7 +98,7 @@ from accounting.core.neighboring_relation import (
     REPLACE_SPECIAL,
 )
 from accounting.core.plan import DpSgdPlan
-from accounting.core.samplers import poisson, truncated_poisson, truncated_steps
+from accounting.core.samplers import poisson, truncated_poisson
 from accounting.core.samplers.truncated_poisson import TruncatedBounds
 
 #: c_j are multiples of its inverse.
@@ -133,10 +133,8 @@ def steps_of_an_example(plan: DpSgdPlan) -> DpSgdPlan:
     return dataclasses.replace(plan, num_steps=plan.num_group_steps, num_epochs=1)
 
 
-def _of_group(bound: Callable[..., Any] | None) -> Callable[..., Any] | None:
+def _of_group(bound: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a bound on all steps, given one on those of an example's group."""
-    if bound is None:
-        return None
 
     @functools.wraps(bound)
     def of_group(plan: DpSgdPlan, *asked: Any) -> Any:
@@ -153,8 +151,8 @@ def _cyclic(
     base: sampler_registry.Sampler, wording: sampler_registry.Wording
 ) -> sampler_registry.Sampler:
     """Returns the `Sampler` of groups, given that of Poisson batches."""
-    names = ("epsilon", "delta", "noise_multiplier", "delta_by_direction", "profile")
-    bounds: dict[str, Any] = {name: _of_group(getattr(base, name)) for name in names}
+    found = sampler_registry.bounds_of(base).items()
+    bounds: dict[str, Any] = {name: _of_group(bound) for name, bound in found}
     return dataclasses.replace(
         base,
         **bounds,
@@ -175,21 +173,17 @@ def _truncated(ghosts: bool) -> sampler_registry.Sampler:
     )
     return dataclasses.replace(
         truncated_poisson.SAMPLER,
-        epsilon=found.epsilon,
-        delta=found.delta,
-        noise_multiplier=found.noise_multiplier,
-        delta_by_direction=found.delta_by_direction,
-        profile=found.profile,
+        **sampler_registry.bounds_of(found),
         truncation=TRUNCATION,
     )
 
 
 def _truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
-    return truncated_steps.truncation_delta(steps_of_an_example(plan), epsilon)
+    return truncated_poisson.truncation_delta(steps_of_an_example(plan), epsilon)
 
 
 def _smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
-    return truncated_steps.smallest_cap(steps_of_an_example(plan), epsilon, delta)
+    return truncated_poisson.smallest_cap(steps_of_an_example(plan), epsilon, delta)
 
 
 TRUNCATION = sampler_registry.Truncation(

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accounting.core import neighboring_relation, sampler_registry
-from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -55,14 +55,6 @@ def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
       epsilon: At least 0.
     """
     return _exact(gaussian.gaussian_delta, plan, noise_multiplier, epsilon)
-
-
-def delta_by_direction(
-    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
-) -> ByDirection:
-    """Returns the exact delta, the same in each direction; arguments as for `delta`."""
-    exact = delta(plan, noise_multiplier, epsilon)
-    return ByDirection(remove=exact, add=exact)
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
@@ -129,7 +121,6 @@ def of_sensitivity(count: int) -> sampler_registry.Sampler:
         epsilon=scaled(epsilon),
         delta=scaled(delta),
         noise_multiplier=needed,
-        delta_by_direction=scaled(delta_by_direction),
         gaussian_dp=scaled(gaussian_dp),
     )
 
@@ -145,7 +136,6 @@ _ZERO_OUT = sampler_registry.Sampler(
     closed_form=True,
     relations=(REPLACE_SPECIAL, REPLACE_ONE),
     refusals={ADD_OR_REMOVE_ONE: MOVES_OTHERS},
-    delta_by_direction=delta_by_direction,
     gaussian_dp=gaussian_dp,
     wording=_WORDING,
 )

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from accounting.core import neighboring_relation, sampler_registry
-from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, least
+from accounting.core.intervals import Bounds, NoiseBounds, least
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -159,29 +159,6 @@ class ComposedSteps:
             profile = self._profile(plan, noise_multiplier, fineness)
             options.insert(0, (profile.delta(epsilon), self.method))
         return least(*options)
-
-    def delta_by_direction(
-        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
-    ) -> ByDirection:
-        """Returns bounds on delta in each direction; arguments as for `delta`."""
-        if self.symmetric or plan.sampling_probability == 1:
-            both = self.delta(plan, noise_multiplier, epsilon)
-            return ByDirection(remove=both, add=both)
-        effective = self._effective(plan, noise_multiplier)
-        closed = gaussian.gaussian_delta(effective, epsilon)
-        revealed_deltas = self.participation(plan), self._added(plan, epsilon)
-        numerical: tuple[float, ...] = (1.0, 1.0)
-        if self.composes(plan, noise_multiplier):
-            numerical = self._profile(plan, noise_multiplier).delta_by_direction(
-                epsilon
-            )
-        remove, add = (
-            least(
-                (value, self.method), (closed, EXACT_METHOD), (revealed, PARTICIPATION)
-            )
-            for value, revealed in zip(numerical, revealed_deltas, strict=True)
-        )
-        return ByDirection(remove=remove, add=add)
 
     def profile(
         self, plan: DpSgdPlan, noise_multiplier: float
@@ -340,13 +317,9 @@ WORDING = sampler_registry.Wording(
 
 def _sampler(found: ComposedSteps) -> sampler_registry.Sampler:
     return sampler_registry.Sampler(
-        epsilon=found.epsilon,
-        delta=found.delta,
-        noise_multiplier=found.noise_multiplier,
+        **sampler_registry.bounds_of(found),
         closed_form=False,
         relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE, REPLACE_ONE),
-        delta_by_direction=found.delta_by_direction,
-        profile=found.profile,
         poisson_rate=probability,
         wording=WORDING,
     )

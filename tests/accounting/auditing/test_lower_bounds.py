@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from accounting.auditing import verdicts
-from accounting.auditing.verdicts import ClaimedProfile, Errors
+from accounting.auditing.verdicts import ClaimedProfile
 from accounting.core.pld.gaussian import gaussian_delta
 
 
@@ -35,15 +35,6 @@ def test_rates_are_those_of_clopper_and_pearson(trials: int, error: float) -> No
     )
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-3, 0.2, 0.5, 0.999, 1.0])
-def test_coverage_of_a_rate(rate: float) -> None:
-    """Exact: the probability of all outcomes whose bound is too low."""
-    for trials, error in ((20, 0.1), (300, 0.01)):
-        counts = np.arange(trials + 1)
-        too_low = verdicts.upper_rate(counts, trials, error) < rate
-        assert stats.binom.pmf(counts, trials, rate)[too_low].sum() <= error
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
 def test_coverage_of_epsilon(epsilon: float) -> None:
     """Exact, for randomised response, whose errors say all there is about epsilon."""
@@ -66,25 +57,6 @@ def test_epsilon_of_known_rates() -> None:
     assert bound(1.0, 1.0, 1e-5) == 0
     assert bound(0.0, 1.0, 1e-5) == 0
     assert bound(0.0, 0.5, 1e-5) == math.inf
-
-
-def test_errors_count_ghosts_above_and_reals_at_or_below() -> None:
-    real, ghost = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0, 2.5])
-    errors = verdicts.count_errors(real, ghost, 2.0)
-    assert errors == Errors(false_positives=1, ghosts=4, false_negatives=2, reals=3)
-    fpr, fnr = verdicts.rates_at(real, ghost, np.array([2.0]), 0.1)
-    assert (fpr[0], fnr[0]) == errors.upper(0.1)
-
-
-def test_the_threshold_has_the_most_gain() -> None:
-    """N(0, 1) against N(3, 1): errors are fewest in the middle, at 1.5."""
-    random = np.random.default_rng(0)
-    real, ghost = random.normal(3, 1, 100_000), random.normal(0, 1, 100_000)
-    found = verdicts.choose_threshold(
-        real, ghost, lambda fpr, fnr: -np.maximum(fpr, fnr), 0.05
-    )
-    near = min(verdicts.candidates(real, ghost), key=lambda c: abs(c - 1.5))
-    assert found == pytest.approx(near, abs=0.1)
 
 
 def _gaussian_profile(noise: float, count: int = 400) -> ClaimedProfile:

@@ -39,21 +39,13 @@ def test_table_has_every_sampler():
     assert "delta=1e-05, zero-out relation" in text
 
 
-def test_json_is_all_that_is_printed():
-    answers = json.loads(run(*QUESTION, "--json", "--sampler", "poisson"))
-    assert answers["neighboring_relation"] == "REPLACE_SPECIAL"
-    assert answers["question"]["num_steps"] == 200
-    [row] = answers["answers"]
-    assert row["noise_multiplier"]["kind"] == "upper bound"
-    assert 0.5 < row["noise_multiplier"]["sufficient"] < 2
-
-
 def test_another_relation_leaves_out_what_is_not_accounted_for():
     base = [*SMALL, "--relation", "add_or_remove_one"]
     text = run(*base, "--sampler", "poisson")
     assert "add-or-remove relation" in text
     answers = json.loads(run(*base, "--json"))
     assert answers["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
+    assert answers["question"]["num_steps"] == 8
     row, capped, bins = answers["answers"]
     [same] = json.loads(run(*SMALL, "--json", "--sampler", "poisson"))["answers"]
     assert row == same
@@ -77,11 +69,6 @@ def test_bands_are_shown_by_the_rule_or_as_given():
     long = "--num-examples 20000 --batch-size 100 --epochs 1 --epsilon 1 --delta 1e-6"
     by_rule = found(*long.split())
     assert (by_rule["truncated-cyclic-poisson"], by_rule["poisson"]) == (8, None)
-    of_two = (*long.split(), "--of-runs", "2", "--bands", "auto", "--sampler")
-    assert found(*of_two, "truncated-poisson") == {"truncated-cyclic-poisson": 8}
-    for bands in (["--bands", "1"], ["--sampler", "poisson"], ["--sweep", "epochs",
-                  "--values", "1"]):  # fmt: skip
-        assert "cyclic" not in run(*long.split(), *bands)
     as_batches = (*SMALL, "--bands", "4", "--sampler")
     assert found(*as_batches, "poisson") == {"cyclic-poisson": 4}
     with pytest.raises(InputError, match="--bands=4 with poisson or truncated"):
@@ -117,24 +104,6 @@ def test_a_sweep_shows_where_the_order_flips():
     assert shuffled[1][noise]["sufficient"] < poisson[1][noise]["sufficient"]
 
 
-def test_no_heading_and_no_number_of_a_sweep_is_cut_off(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    # As of a tiny epsilon: noise of nine digits leaves less room.
-    bounds = NoiseBounds(sufficient=12345.67891, necessary=12345.6, method="m")
-
-    def long(question, line, plan):
-        return Answer(question=question, line=line, plan=plan, bounds=bounds)
-
-    plan = ["--num-examples", "400", "--batch-size", "100", "--epochs", "2"]
-    target = ["--delta", "1e-9", "--epsilon", "3"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accounting.planning.comparison.answer_for", long)
-        text = run(*plan, *target, "--sweep", "epsilon", "--values", "0.0001")
-    assert "\u2026" not in text
-    assert re.search(r"12345\.6\d* \.\. 12345\.6\d\d\d", text)
-    assert "deterministic" in text
-
-
 def test_a_sweep_at_given_noise_answers_epsilon_or_delta():
     base = [*QUESTION[:6], "--delta", "1e-5", "--noise-multiplier", "2", "--json"]
     base += ["--sampler", "deterministic", "--sweep"]
@@ -150,24 +119,6 @@ def test_a_sweep_at_given_noise_answers_epsilon_or_delta():
     # Six digits of a delta, rounded to nearest, would be one that is not proven.
     base.remove("--json")
     assert "1.234564e-06 " in run(*base, "delta", "--values", "1.234564e-6")
-
-
-def test_numbers_of_examples_of_a_user_are_swept_over(tmp_path):
-    base = [*QUESTION, "--sampler", "deterministic", "--sweep", "max-examples-per-user"]
-    picture = tmp_path / "a.svg"
-    base += ["--values", "1,2,5"]
-    found = json.loads(run(*base, "--json", "--plot", str(picture)))
-    assert found["sweep"] == "max-examples-per-user"
-    assert "examples of a user at most" in picture.read_text()
-    noise = [
-        (point["value"], point["noise_multiplier"]["sufficient"])
-        for point in found["lines"][0]["points"]
-    ]
-    one = noise[0][1]
-    assert noise == [(k, pytest.approx(k * one, rel=1e-6)) for k in (1, 2, 5)]
-    # What is proven for no user is left out.
-    flags = ["--max-examples-per-user", "2", "--sweep", "epochs", "--values", "2"]
-    assert "shuffle" not in run(*AT_NOISE, *flags)
 
 
 def test_mixing_is_shown_beside_dp_sgd():
@@ -197,17 +148,6 @@ def test_total_noise_is_held_and_its_closed_form_shown():
     assert "an estimate and no guarantee" in text
 
 
-def test_the_target_is_printed_with_all_its_digits():
-    sampler = ["--sampler", "deterministic"]
-    exact = ["--epsilon", "2.0000001", "--delta", "1.23456789e-05"]
-    text = run(*QUESTION, *exact, *sampler)
-    assert "epsilon=2.0000001, delta=1.23456789e-05" in text
-    noise = [*QUESTION[:6], *exact[2:], "--noise-multiplier", "1.23456789"]
-    assert "noise multiplier 1.23456789, delta" in run(*noise, *sampler)
-    text = run(*QUESTION, *exact, *sampler, "--sweep", "epochs", "--values", "1")
-    assert "noise multiplier at epsilon=2.0000001, delta=1.23456789e-05" in text
-
-
 def test_commands_of_the_page_get_to_their_work(root, small_plan, monkeypatch):
     class StartedError(Exception):
         pass
@@ -228,7 +168,7 @@ def test_commands_of_the_page_get_to_their_work(root, small_plan, monkeypatch):
         assert isinstance(found, StartedError), command
 
 
-@pytest.mark.parametrize("epsilon", ["2", "4"])
+@pytest.mark.parametrize("epsilon", ["4"])
 def test_printed_bounds_are_rounded_outwards(epsilon):
     base = [*QUESTION, "--epsilon", epsilon, "--sampler"]
     for sampler in ("deterministic", "persistent-shuffle"):
@@ -258,12 +198,3 @@ def test_a_lower_bound_alone_is_printed_rounded_down_and_as_no_guarantee(small_p
         value, bound = plan_answers.value_cells(answer)
         assert value == ">= 1.2345"
         assert bound == "lower bound only: no guarantee"
-
-
-@pytest.mark.parametrize("epsilon", ["0", "-1", "nan", "1e-9"])
-def test_a_target_near_0_is_refused_before_any_answer(epsilon):
-    """It went on beyond a minute, for noise that would drown everything."""
-    with pytest.raises(InputError, match=r"to be finite|>= 0\.0001"):
-        run(*QUESTION[:6], "--epsilon", epsilon, "--delta", "1e-5")
-    with pytest.raises(InputError, match=r"to be finite|>= 0\.0001"):
-        run(*QUESTION, "--sweep", "epsilon", "--values", f"1,{epsilon}")

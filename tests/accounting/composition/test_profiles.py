@@ -65,10 +65,6 @@ def test_an_epsilon_before_the_cost_of_a_cap_rises_is_found():
     assert composition.run(plan, 0.5).epsilon(DELTA) == pytest.approx(exact, rel=1e-4)
 
 
-def test_no_noise_is_an_infinite_epsilon():
-    assert composition.run(SMALL, 0.0).epsilon(DELTA) == math.inf
-
-
 @pytest.mark.parametrize("noise", [0.5, 4.0])
 def test_a_costly_profile_is_asked_at_few_points_and_stays_a_bound(noise):
     """Seen to fail with bounds between the points that are 1 % too small."""
@@ -95,3 +91,22 @@ def test_bounds_of_1_do_not_end_the_search():
     found = bounds_on_grid(vague, 0.01, DELTA)
     assert found[0][-1] <= DELTA
     assert 0.01 * len(found[0]) > gaussian_epsilon(0.5, DELTA)
+
+
+def test_group_epsilon_follows_group_privacy(small_plan):
+    plan = small_plan("poisson")
+    arguments = {"noise_multiplier": 2.0, "delta": 1e-5}
+    one = composition.group_epsilon(plan, group_size=1, **arguments)
+    assert one == accountant.epsilon(plan, **arguments).guarantee
+    # Three examples, and two groups of thirty.
+    groups = (plan, 2.0, 3, 1), (small_plan("deterministic"), 40.0, 2, 30)
+    for plan, noise, size, unit in groups:
+        asked = {"noise_multiplier": noise, "max_examples_per_user": unit}
+        found = composition.group_epsilon(plan, delta=1e-5, group_size=size, **asked)
+        # The pair it stands on: (e, d) for one with d = delta (e^e-1)/(e^(k e)-1).
+        single = found / size
+        share = 1e-5 * math.expm1(single) / math.expm1(found)
+        assert accountant.delta(plan, epsilon=single, **asked).guarantee <= share
+        assert found > size * accountant.epsilon(plan, delta=1e-5, **asked).guarantee
+    silent = {"noise_multiplier": 0.0, "delta": 1e-5, "group_size": 2}
+    assert composition.group_epsilon(plan, **silent) == math.inf

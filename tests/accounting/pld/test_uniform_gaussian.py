@@ -1,7 +1,5 @@
 """Moments of a shifted Gaussian plus uniform: thirty digits, limits, monotonicity."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -68,18 +66,6 @@ def test_width_0_gives_the_gaussian():
     narrow = log_excess_moments(0.3, 1e-3, 32)
     np.testing.assert_allclose(narrow, gaussian, atol=1e-4)
     assert (narrow < gaussian).all()
-
-
-@pytest.mark.parametrize("shift", [1e-11, 9.9e-6, 600.0])
-def test_a_shift_too_large_or_small_to_integrate_gives_the_gaussian(shift):
-    expected = log_excess_moments(shift, 0.0, 2)[0]
-    assert log_excess_moments(shift, 5.0, 2)[0] == expected
-
-
-def test_the_smallest_shifts_are_still_integrated():
-    # In the limit A_2 - 1 is the squared shift times the Fisher information.
-    logs = [log_excess_moments(s, 5.0, 2)[0] - 2 * math.log(s) for s in (1.1e-5, 1e-2)]
-    assert logs[0] == pytest.approx(logs[1], abs=1e-4)
 
 
 @given(

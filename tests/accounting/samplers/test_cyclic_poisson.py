@@ -14,7 +14,7 @@ from scipy import special, stats
 from accounting import cross_check
 from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan, together
-from accounting.core.samplers import poisson, truncated_steps
+from accounting.core.samplers import poisson, truncated_poisson
 from accounting.core.samplers.cyclic_poisson import steps_of_an_example
 from accounting.core.validation import InputError
 from accounting.cross_check import second_opinion
@@ -72,11 +72,6 @@ def test_the_bounds_are_those_of_the_steps_of_an_example(relation: str) -> None:
         lambda p: accountant.epsilon(p, noise_multiplier=1.1, delta=1e-6, **asked),
         lambda p: accountant.delta(p, noise_multiplier=1.1, epsilon=2.0, **asked),
         lambda p: accountant.noise_multiplier(p, epsilon=2.0, delta=1e-6, **asked),
-        lambda p: (
-            accountant.delta_by_direction(
-                p, noise_multiplier=1.1, epsilon=2.0, **asked
-            ).remove
-        ),
     ):
         assert ask(plan).guarantee == ask(alone).guarantee
 
@@ -142,7 +137,7 @@ def test_the_cost_of_the_cap_bounds_that_of_the_steps_of_a_group(
 ) -> None:
     n, b, k, cap = setting
     plan = make(n, b, 4 * k, k, cap)
-    bound = truncated_steps.truncation_probability(plan)
+    bound = truncated_poisson.truncation_probability(plan)
     # It takes the row as in the step, whose chance of that is b k / n.
     assert full_steps(n, b, k, cap) <= bound
     assert bound == pytest.approx(stats.binom.sf(cap - 1, n - 1, b / n))

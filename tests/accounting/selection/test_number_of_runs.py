@@ -11,11 +11,9 @@ from scipy import stats
 from accounting.claims.selection import (
     SHAPES,
     WHOLE,
-    NumberOfRuns,
     as_good_as,
-    law,
 )
-from accounting.core.validation import InputError
+from tests.accounting.selection.laws import law
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -61,10 +59,3 @@ def test_a_good_candidate_is_tried_as_surely_as_by_so_many_runs(shape):
     found = as_good_as(16, shape)
     assert found.success() == pytest.approx(1 - 0.9**16, abs=1e-6)
     assert found.mean > 16
-
-
-def test_what_is_no_law_is_refused():
-    with pytest.raises(InputError, match="2\\^64"):
-        NumberOfRuns((1, 2), 1.0)
-    with pytest.raises(InputError, match="shape 1 "):
-        as_good_as(100, 1.0)

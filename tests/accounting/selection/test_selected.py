@@ -13,7 +13,6 @@ from accounting.claims.selection import (
     Selected,
     as_good_as,
     epsilon_of_best,
-    law,
     law_of,
     noise_of_best,
 )
@@ -21,6 +20,7 @@ from accounting.core import accountant
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
+from tests.accounting.selection.laws import law
 
 PLAN = make_plan("poisson", 16_000, 256, 126)
 #: With this noise a run of the plan has epsilon 1 at delta 1e-6.

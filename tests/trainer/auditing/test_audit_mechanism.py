@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import lower_bounds
 from accounting.auditing import verdicts
 from accounting.claims import shuffle
 from accounting.core import accountant
@@ -21,6 +20,7 @@ from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED, ROWS, USERS, Bounded
+from tests.accounting.plans import delta_bounds
 from tests.sampler_fields import needed
 from trainer import auditing
 from trainer.auditing import audit as run_audit
@@ -99,7 +99,7 @@ def test_poisson_stays_on_its_curve() -> None:
     """The score is the likelihood ratio, so its events have exactly the delta."""
     plan = _plan("poisson", num_steps=20, num_epochs=1)
     for epsilon, found, error in _found_deltas(plan, 2000):
-        known = lower_bounds.delta(plan, noise_multiplier=NOISE, epsilon=epsilon)
+        known = delta_bounds(plan, noise_multiplier=NOISE, epsilon=epsilon)
         assert known.lower is not None
         assert known.lower - 5 * error <= found <= known.guarantee + 5 * error
 

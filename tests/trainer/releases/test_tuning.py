@@ -19,11 +19,11 @@ from scipy import stats
 from accounting import composition
 from accounting.claims.selection import (
     NumberOfRuns,
+    Tuning,
     as_good_as,
     epsilon_of_best,
 )
 from accounting.core.validation import InputError
-from accounting.planning.tuning import Tuning
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import Planted, private_settings

@@ -10,10 +10,10 @@ import math
 import pytest
 
 from accounting import composition
+from accounting.claims import selection as tuning
+from accounting.claims.selection import Tuning
 from accounting.core import accountant
 from accounting.core.validation import InputError
-from accounting.planning import tuning
-from accounting.planning.tuning import Tuning
 from tests.accounting.plans import make_plan
 from tests.command_line import invoke
 
@@ -57,19 +57,6 @@ def test_the_best_alone_costs_less_than_all_and_more_than_one():
         for mode in (tuning.ONE, tuning.BEST, tuning.ALL)
     )
     assert one < best < every
-
-
-def test_of_the_laws_of_equal_chance_the_cheapest_is_taken():
-    found = ASKED.at_noise(tuning.BEST, 1.0)
-    others = [ASKED.at_noise(tuning.BEST, 1.0, law) for law in ASKED._laws()]
-    assert found.epsilon == min(other.epsilon for other in others)
-    assert found.runs.success() == pytest.approx(1 - 0.9**8, abs=1e-6)
-
-
-@pytest.mark.parametrize("changes", [{"num_runs": 1}, {"num_runs": 101}])
-def test_a_number_of_runs_out_of_range_is_refused(changes):
-    with pytest.raises(InputError, match="runs="):
-        dataclasses.replace(ASKED, **changes)
 
 
 def test_a_sampler_whose_profile_takes_minutes_is_refused():
