@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import dpsgd
-from dpsgd.command_reference import reference
+from dpsgd.command_line import reference
 
 COMMANDS = "<!-- the commands -->"
 NAMES = re.compile("<!-- names of (.+) -->")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import os
+import re
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from accounting.core.validation import InputError, did_you_mean
@@ -165,13 +166,39 @@ def _completion(shell: Any = "") -> str:
     return app_of_all("dpsgd", functions).generate_completion(shell=shell)
 
 
+def reference() -> str:
+    """Returns a section for each command: what it does, and its options by group."""
+    return "\n\n".join(part for name in COMMANDS for part in _section(name))
+
+
+def _section(name: str) -> Iterator[str]:
+    from accounting.cli.command import options_by_group
+
+    function = function_of(name)
+    yield f"## dpsgd {name}"
+    text = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0]
+    for paragraph in text.split("\n\n"):
+        first, *lines = paragraph.split("\n")
+        if first.startswith("For example"):
+            yield "```text\n" + inspect.cleandoc("\n".join(["", *lines])) + "\n```"
+        else:
+            yield _escaped(paragraph)
+    for group, options in options_by_group(function).items():
+        yield f"**{group}**"
+        yield "\n".join(f"- `{names}`: {_escaped(text)}" for names, text in options)
+
+
+def _escaped(text: str) -> str:
+    """Returns text that Markdown shows as it is, except for code."""
+    return re.sub(r"(?<!`)([*_<\[\]])", r"\\\1", text)
+
+
 def main() -> None:
     """Runs the command line; prints an error that the user can fix as one line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path may hold any character
             stream.reconfigure(errors="backslashreplace")
     try:
-        _check_clock()
         with stoppable():
             sys.exit(run(sys.argv[1:]))
     except StoppedError as error:
@@ -195,16 +222,6 @@ def main() -> None:
             f"Expected the package {error.name} to be installed, which this command "
             "needs. Run, in a clone of the project: pip install '.[train]'",
             2,
-        )
-
-
-def _check_clock() -> None:
-    """Refuses a clock before the first time that files of models can hold."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(time.time()))
-    if day < "1980-01-02":  # wherever on earth
-        raise InputError(
-            f"Expected the clock of this machine to be right; it says {day}, which is "
-            "before what files can hold. Set it."
         )
 
 

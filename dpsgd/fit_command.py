@@ -24,16 +24,24 @@ import pathlib
 import shlex
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from accounting.cli.command import of_fields
-from accounting.cli.options import Config, Json, LocalText, check_delta
-from accounting.core.settings import check_fields
-from accounting.core.validation import InputError, check_float, check_int
+from cyclopts import Parameter
+
+from accounting.cli.command import of_fields, resolved
+from accounting.cli.options import (
+    AllowLargeDelta,
+    Config,
+    Json,
+    LocalText,
+    check_delta,
+)
+from accounting.core.plan import MOST_RUNS
+from accounting.core.settings import RARE, Field, OfPrivacy, check_fields
+from accounting.core.validation import InputError, check_float
 from dpsgd import fit_stages
-from dpsgd.fit_options import FitOptions
 from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.cli.data_commands import KINDS_WITH_OPTION
+from pipelines.cli.data_commands import KINDS_WITH_OPTION, ColumnOptions
 from pipelines.core.files.locks import LOCK_NAME, locked
 from pipelines.files.storage import write_atomically
 
@@ -42,13 +50,56 @@ _NO_CHOICE = ("out", "dry_run")
 #: Flags of `dpsgd train` that stages set; a second value would override.
 _SET_BY_STAGES = (
     "--batches", "--out", "--epsilon", "--noise-multiplier", "--delta", "--of-runs",
-    "--input", "--score", "--runs", "--epsilon-of-score", "--delta-of-score", "--by",
     "--json",
 )  # fmt: skip
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+@resolved
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitOptions(ColumnOptions):
+    """Options of ``dpsgd fit``.
+
+    Attributes:
+      label: Column to predict.
+      epsilon: Target epsilon.
+      delta: [default: a power of ten, at most 0.1 / training rows]
+      schema: Instead of the options on columns: see dpsgd schema.
+      rows_are_independent: Declare that no person has several rows: needed without
+        --user.
+      max_examples_per_user: With --user: rows kept per person.
+      num_examples: With --user: public bound on the rows kept for training.
+      on_bad_row: Malformed rows: refuse the table, or omit them.  [default: fail]
+      batch_size: [default: the power of two nearest to twice the root of the training
+        rows]
+      epochs: [default: for 500 steps, but at most 8]
+      bands: Banded noise of so many bands: see dpsgd batches.  [default: by the rule,
+        or 1 for rows of a user, and for what needs independent noise]
+      train: Options for dpsgd train, such as "--hidden 32 --ema-decay 0.99".
+      of_runs: Noise for so many such fits of this table together, declared before the
+        first: each in a folder of its own, by the same plan and split.
+      dry_run: End after the noise, before any sampling.
+      out: New folder, or that of the same choices.  [default: TABLE-fit]
+      table: The table.
+    """
+
+    epsilon: Annotated[float | None, OfPrivacy] = None
+    delta: Annotated[float | None, OfPrivacy] = None
+    allow_large_delta: AllowLargeDelta = False
+    schema: LocalText | None = None
+    rows_are_independent: bool = False
+    max_examples_per_user: Annotated[int | None, Field(ge=1), RARE] = None
+    num_examples: Annotated[int | None, Field(ge=1), RARE] = None
+    on_bad_row: Annotated[Literal["fail", "skip"] | None, RARE] = None
+    batch_size: Annotated[int | None, Field(ge=1), RARE] = None
+    epochs: Annotated[int | None, Field(ge=1), RARE] = None
+    bands: Annotated[int | None, Field(ge=1), Parameter(metavar="K"), RARE] = None
+    train: Annotated[
+        str, Parameter(metavar="OPTIONS", allow_leading_hyphen=True), RARE
+    ] = ""
+    of_runs: Annotated[int, Field(ge=1, le=MOST_RUNS), Parameter(metavar="N"), RARE] = 1
+    dry_run: Annotated[bool, RARE] = False
+    out: LocalText | None = None
+    table: Annotated[str, Parameter(parse=False)] = ""
 
 
 # -- what a person alone can know ------------------------------------------------------
@@ -90,7 +141,7 @@ def _check_choices(text: str, asked: FitOptions) -> None:
     if "label" not in kinds.values():
         missing.append("which column to predict (--label NAME)")
     if unknown := [name for name, kind in kinds.items() if kind == "choose"]:
-        flags_of_kinds = ", ".join(map(_flag, KINDS_WITH_OPTION))
+        flags_of_kinds = ", ".join(map(fit_stages.flag, KINDS_WITH_OPTION))
         missing.append(f"the kind of {', '.join(unknown)} (one of {flags_of_kinds})")
     ends = {name: column.get("range") for name, column in columns.items()}
     label = next((name for name, kind in kinds.items() if kind == "label"), "")
@@ -119,30 +170,6 @@ def _check_choices(text: str, asked: FitOptions) -> None:
             f"Expected what only a person can know of {asked.table}: "
             f"{'; '.join(missing)}. Add these flags."
         )
-
-
-def _check_runs(text: str, asked: FitOptions) -> None:
-    """Refuses a run or a search that cannot be made, before any work.
-
-    Raises:
-      InputError: its flags are refused, or the number, unit or candidates of a search.
-    """
-    fit_stages.check_bands(asked)
-    if asked.runs is None:
-        fit_stages.single_run(asked)
-        return
-    if asked.of_runs != 1:
-        raise InputError(
-            "Expected --runs or --of-runs, not both: the theorem of a search gives one "
-            "epsilon, of which those of several searches add. Omit one."
-        )
-    from accounting.claims.selection import MOST_AS_GOOD  # after --help
-    from trainer.run import privacy
-
-    check_int("runs", asked.runs, at_least=2, at_most=MOST_AS_GOOD)
-    if fit_stages.has_users(text):
-        raise privacy.no_search_of_users()
-    fit_stages.of_candidates(asked)
 
 
 # -- choices and stages ----------------------------------------------------------------
@@ -178,7 +205,7 @@ def _keep_choices(out: pathlib.Path, asked: FitOptions, text: str) -> None:
 
 def _result(out: pathlib.Path, asked: FitOptions) -> dict[str, Any]:
     """Returns where the results are, and what is released."""
-    run = fit_stages.folder_of_run(out, asked) / "run"
+    run = out / "run"
     read = fit_stages.published(run, asked)
     return {
         "out": str(out),
@@ -212,11 +239,6 @@ def fit(
     and no value.  Then come the ordinary commands, each as it would be typed.  Rows of
     the part `val` give ranges of numbers, those of `test` metrics, both with noise, so
     that all of it has --epsilon.  Stopped, it goes on with the same command.
-
-    With --runs it makes a search in place of one run, within the same --epsilon, by
-    more noise in each run.  Rows of `val` then score the runs; where they give ranges,
-    too, each of both has half of epsilon and delta.  It takes many times as long, and
-    where the defaults are good it gains nothing.
 
     For example:
       dpsgd fit census.csv --label income --classes '<=50K,>50K' \\
@@ -264,7 +286,7 @@ def made(asked: FitOptions, *, aside: bool = False) -> dict[str, Any]:
         )
     text = _schema_text(asked)
     _check_choices(text, asked)
-    _check_runs(text, asked)
+    fit_stages.settings_of_run(asked)
     stem = pathlib.Path(asked.table.rstrip("/*")).name.partition(".")[0]
     out = pathlib.Path(asked.out or f"{stem}-fit")
     sources = fit_stages.sources_of(asked.table)

@@ -3,8 +3,7 @@
 A row is in one part of the table, and pays in that part alone:
 
     train    trains the model
-    val      gives ranges of numeric columns (`dpsgd statistics`), scores the runs of a
-             search (`dpsgd tune`), or both, each with half of epsilon and of delta
+    val      gives ranges of numeric columns (`dpsgd statistics`)
     test     is evaluated with noise (`dpsgd evaluate`)
 
 all with the same epsilon and delta, which are then those of everything together.
@@ -20,7 +19,6 @@ Formal guarantees:
     be in other parts.
   - No message depends on what a row holds, unless it is malformed, or all rows for
     training are of one class.
-  - A search that `dpsgd tune` would refuse is refused before the first noise.
 
 Public: everything here.
 """
@@ -44,14 +42,12 @@ from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import TRUNCATED_POISSON, steps_per_epoch
 from accounting.core.validation import InputError
-from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.inputs.source_table import SOURCES
 from trainer.cli.demo import run_stage
 from trainer.core.claim_names import NON_PRIVATE
 
 if TYPE_CHECKING:
-    from dpsgd.fit_options import FitOptions
-    from trainer.settings.requests import Request
+    from dpsgd.fit_command import FitOptions
     from trainer.settings.train_settings import TrainSettings
 
 RANGES = "ranges.toml"
@@ -60,18 +56,11 @@ REGRESSION = "regression"
 #: Of the asked, those of users for `dpsgd prepare`.
 OF_USERS = ("max_examples_per_user", "num_examples")
 _PREPARED = "_prepared.json"
-#: Folder of a search, and its file, as ``trainer.releases.tuning`` names it.
-_SEARCH, _WINNER = "search", "tuning.json"
 #: The record of a run, as ``trainer.core.run.run_record`` names it.
 _RECORD = "run_record.json"
 
 #: Steps that a run should have at least, in at most this many epochs.
 _STEPS, _MOST_EPOCHS = 500, 8
-#: What a search tries beside the defaults.  All of it works on most tables: a search of
-#: few runs, as may be drawn, may have tried its worst candidate alone.
-_TRIED = ("--or=--learning-rate 0.003,0.01,0.03",)
-#: Flags that `dpsgd train` and `tune` require, where only others are asked for.
-_ANY_TARGET = ("--epsilon=1", "--delta=1e-9")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +88,6 @@ class Stage:
             return False
         if self.last.name == _RECORD:
             return bool(json.loads(self.last.read_bytes())["complete"])
-        if self.last.name == _WINNER:
-            return _has_winner(self.last)
         return True
 
 
@@ -131,18 +118,13 @@ def run(
       aside: Whether standard output is left for JSON.
     """
     columns = _columns(out)
-    count = 6 + 2 * bool(columns) - bool(asked.runs)
+    count = 6 + 2 * bool(columns)
     for number, stage in enumerate(_stages(out, asked, sources, columns), start=1):
         if not stage.is_done:
             run_stage(
                 number, count, stage.title, [*stage.arguments],
                 aside=aside, remedy=stage.remedy,
             )  # fmt: skip
-    if asked.dry_run:
-        print(
-            f"\n{_time_of_run(_prepared_first(out, columns), asked)}",
-            file=sys.stderr if aside else sys.stdout,
-        )
 
 
 def _prepared_first(out: pathlib.Path, columns: int) -> pathlib.Path:
@@ -166,102 +148,72 @@ def _stages(
     if asked.dry_run:
         return
     is_evaluated = _is_evaluated(out, first, asked, sizes)
-    of_val = sizes.half if columns and asked.runs else sizes
-    if asked.runs and not (out / _SEARCH).exists():
-        _check_search(first, _schema(out), of_val, asked.runs)
     if columns:
-        yield _ranges(out, of_val, first, columns)
+        yield _ranges(out, sizes, first, columns)
         schema = RANGES if (out / RANGES).exists() else "schema.toml"
         yield _prepare(out, asked, out / "data", schema)
         _check_sources(out / "data", sources)
         shutil.rmtree(out / "first", ignore_errors=True)
-    home = folder_of_run(out, asked)
-    if asked.runs:
-        yield _search(out, asked, sizes, of_val)
-    else:
-        yield from _train(out, asked, sizes)
-    yield _evaluate(out, home, sizes.allowance, is_evaluated)
+    yield from _train(out, asked, sizes)
+    yield _evaluate(out, sizes.allowance, is_evaluated)
     page = out / "report.html"
     name = pathlib.PurePath(asked.table.rstrip("/*")).name
     claim = ""
-    if (home / "run" / _RECORD).exists():  # it was made by the stages before
-        claim = together(out, published(home / "run", asked), asked)
+    if (out / "run" / _RECORD).exists():  # it was made by the stages before
+        claim = together(out, published(out / "run", asked), asked)
     given = (
-        f"{home}/run", f"--out={page}", f"--title=Privacy report: {name}",
+        f"{out}/run", f"--out={page}", f"--title=Privacy report: {name}",
         f"--together={claim}",
     )  # fmt: skip
     yield Stage("write the page", page, ("report", *given))
 
 
-def _time_of_run(prepared: pathlib.Path, asked: FitOptions) -> str:
-    """Returns how long the steps of a run would take, in words."""
-    from dpsgd.rehearsal import time_of_run  # loads TensorFlow
-    from pipelines.job.batch_settings import BatchSettings
-
-    sizes = _Sizes.of(prepared, asked)
-    settings = BatchSettings(
-        expected_batch_size=sizes.batch, num_epochs=sizes.epochs, bands=sizes.bands
-    )
-    of_run = (*sizes.target, *shlex.split(asked.train))
-    training = _candidates(of_run)[0] if asked.runs else _request(of_run).settings
-    return time_of_run(prepared / "train", settings, training)
-
-
-def single_run(asked: FitOptions) -> Request:
-    """Returns what the one run asks `dpsgd train` for, but for epsilon and delta.
+def settings_of_run(asked: FitOptions) -> TrainSettings:
+    """Returns how the run trains, but for epsilon and delta.
 
     Args:
       asked: Options of the command.
 
     Raises:
-      InputError: `dpsgd train` would refuse it, or it is not private.
+      InputError: `dpsgd train` would refuse it, it is not private, or it needs noise
+        that is independent between steps, and bands were asked for.
     """
+    from trainer.cli.train_command import train_request  # after --help
+
     words = shlex.split(asked.train)
     if NON_PRIVATE in " ".join(words).replace("=", " ").split():
         raise InputError(
             "Expected a private method in --train: fit states an epsilon for all that "
             f"it releases. Omit --method {NON_PRIVATE}; `dpsgd compare` trains both."
         )
-    return _request([*_ANY_TARGET, *words])
-
-
-def check_bands(asked: FitOptions) -> None:
-    """Refuses noise of bands for what needs independent noise.
-
-    Args:
-      asked: Options of the command.
-
-    Raises:
-      InputError: a search, or a method, for which no such noise is proven.
-    """
-    if (asked.bands or 1) == 1:
-        return
-    found = "--runs" if asked.runs is not None else _independent(asked)
-    if found is not None:
+    # `dpsgd train` requires a target, which says nothing about the rest.
+    settings = train_request(["--epsilon=1", "--delta=1e-9", *words]).settings
+    found = _independent(asked, settings)
+    if (asked.bands or 1) > 1 and found is not None:
         raise InputError(
             f"Expected no --bands={asked.bands} beside {found}, which needs noise that "
             "is independent between steps. Omit one."
         )
+    return settings
 
 
-def _independent(asked: FitOptions) -> str | None:
-    """Returns what needs independent noise of all that one run asks for."""
+def _independent(asked: FitOptions, settings: TrainSettings) -> str | None:
+    """Returns what needs independent noise of all that the run asks for."""
     from trainer.run.preflight import needs_independent_noise  # after --help
 
     if (asked.max_examples_per_user or 1) > 1:
         return "--max-examples-per-user"
-    return needs_independent_noise(single_run(asked).settings)
+    return needs_independent_noise(settings)
 
 
 def _permits_bands(asked: FitOptions) -> bool:
     """Whether noise of bands is proven, and excludes no lazy noise by default."""
-    if asked.runs is not None or _independent(asked) is not None:
-        return False
     from trainer.settings.train_settings import DENSE_NOISE  # after --help
 
-    settings = single_run(asked).settings
+    settings = settings_of_run(asked)
     is_dense = settings.embedding_noise == DENSE_NOISE
-    return is_dense or settings.lazy_obstacle is not None
+    permits = is_dense or settings.lazy_obstacle is not None
+    return permits and _independent(asked, settings) is None
 
 
 @functools.cache
@@ -283,23 +235,6 @@ def _best_bands(
     return found.bands
 
 
-def _request(of_run: Sequence[str]) -> Request:
-    """Returns what the one run of these flags asks `dpsgd train` for."""
-    from trainer.cli.train_command import train_request  # after --help
-
-    return train_request(of_run)
-
-
-def folder_of_run(out: pathlib.Path, asked: FitOptions) -> pathlib.Path:
-    """Returns the folder with the run and its batches.
-
-    Args:
-      out: Folder of all results.
-      asked: Options of the command.
-    """
-    return out / _SEARCH if asked.runs else out
-
-
 def _train(out: pathlib.Path, asked: FitOptions, sizes: _Sizes) -> Iterator[Stage]:
     of_batches = (f"--input={out}/data/train", f"--out={out}/batches")
     yield Stage(
@@ -313,71 +248,6 @@ def _train(out: pathlib.Path, asked: FitOptions, sizes: _Sizes) -> Iterator[Stag
         out / "run" / _RECORD,
         ("train", f"--batches={out}/batches", f"--out={out}/run", *of_run),
     )
-
-
-def _search(
-    out: pathlib.Path, asked: FitOptions, sizes: _Sizes, of_score: _Sizes
-) -> Stage:
-    """Returns the stage that makes many runs, in place of one."""
-    # Probabilities are what a table is trained for, and rates of errors hide them.
-    is_number = _schema(out).label.task == REGRESSION
-    given = (
-        "tune", f"--input={out}/data/train", f"--score={out}/data/val",
-        f"--out={out}/{_SEARCH}", f"--runs={asked.runs}", *sizes.target,
-        f"--epsilon-of-score={of_score.epsilon!r}",
-        f"--delta-of-score={of_score.delta!r}", *sizes.sampling,
-        f"--by={'auto' if is_number else 'log_loss'}", *of_candidates(asked),
-    )  # fmt: skip
-    return Stage("search with differential privacy", out / _SEARCH / _WINNER, given)
-
-
-def of_candidates(asked: FitOptions) -> tuple[str, ...]:
-    """Returns the flags of `dpsgd tune` that say what is tried.
-
-    Args:
-      asked: Options of the command, whose ``train`` may have lists.
-
-    Raises:
-      InputError: `dpsgd train` would refuse one of the candidates.
-    """
-    words = shlex.split(asked.train)
-    if len(_candidates([*_ANY_TARGET, *words])) > 1:
-        return tuple(words)
-    return (*words, *_TRIED)
-
-
-def _candidates(of_run: Sequence[str]) -> list[TrainSettings]:
-    """Returns the candidates of a search, or the one of flags without lists.
-
-    Raises:
-      InputError: `dpsgd train` would refuse one of them.
-    """
-    from trainer.cli.several_runs import candidates_of  # after --help
-
-    # What `tune` requires, and what says nothing about candidates.
-    others = (
-        "--input=.", "--score=.", "--out=.", "--runs=2", "--batch-size=1", "--epochs=1",
-    )  # fmt: skip
-    return candidates_of([*others, *of_run])
-
-
-def _check_search(
-    first: pathlib.Path, schema: Any, of_score: _Sizes, num_runs: int
-) -> None:
-    """Refuses a search that `dpsgd tune` would refuse after something was spent.
-
-    Raises:
-      InputError: noise would leave nothing of the scores.
-    """
-    num_rows = _held_out_rows(first, "val", schema, of_score)
-    # The best of so many looks needs less noise than all of them.
-    least = math.ceil(_least_evaluated(schema, of_score) * math.sqrt(num_runs))
-    if num_rows < least:
-        raise InputError(
-            f"Expected at least {least} rows in the part `val`, for noise to leave "
-            f"something of {num_runs} scores; it has {num_rows}. Omit --runs, with "
-            "another --out."
-        )
 
 
 def _split_in_words(split: Any) -> str:
@@ -409,7 +279,7 @@ def _prepare(
 ) -> Stage:
     """Returns the stage that turns the table into numbers."""
     more = [
-        f"{_flag(name)}={getattr(asked, name)}"
+        f"{flag(name)}={getattr(asked, name)}"
         for name in OF_USERS
         if getattr(asked, name)
     ]
@@ -494,8 +364,6 @@ def published(run: pathlib.Path, asked: FitOptions) -> dict[str, Any]:
 def together(out: pathlib.Path, read: Mapping[str, Any], asked: FitOptions) -> str:
     """Returns the claim of all that was released; empty if it is the run's alone."""
     privacy, names = read["privacy"], ["model"]
-    if asked.runs:
-        names.append("the search for it")
     if "evaluation" in read["metrics"]:
         names.append("metrics")
     if (out / RANGES).exists():
@@ -507,15 +375,13 @@ def together(out: pathlib.Path, read: Mapping[str, Any], asked: FitOptions) -> s
     if asked.of_runs != 1:
         count = f"{asked.of_runs:,}"
         what += f" of at most {count} such fits of this table, by one plan and split,"
-    # Of a search the model has a little less than what all were given.
     epsilon = upper_text(max(privacy["epsilon"], asked.epsilon))
     unit, they = "row, which is", "it trains, is evaluated, or gives"
     if has_users((out / "schema.toml").read_text(encoding="utf-8")):
         unit, they = "user, whose rows are", "they train, are evaluated, or give"
-    given = "scores of runs and ranges" if asked.runs else "ranges"
     return (
         f"{what} together are ({epsilon}, {privacy['delta']!r})-differentially private "
-        f"for one {unit} in one part of the table: {they} {given}."
+        f"for one {unit} in one part of the table: {they} ranges."
     )
 
 
@@ -525,11 +391,9 @@ def _plan(sizes: _Sizes, asked: FitOptions) -> tuple[str, ...]:
     unit = () if count is None else (
         f"--max-examples-per-user={count}", f"--relation={ADD_OR_REMOVE_ONE}"
     )  # fmt: skip
-    of_runs = (f"--runs={asked.runs}",) if asked.runs else ()
     return (
         "plan", f"--num-examples={sizes.num_rows}", *sizes.sampling, *sizes.target,
         *sizes.together, *unit, f"--sampler={TRUNCATED_POISSON}", *sizes.banded,
-        *of_runs,
     )  # fmt: skip
 
 
@@ -562,17 +426,15 @@ def _ranges(
     return Stage(title, last, given)
 
 
-def _evaluate(
-    out: pathlib.Path, home: pathlib.Path, more: Sequence[str], is_evaluated: bool
-) -> Stage:
+def _evaluate(out: pathlib.Path, more: Sequence[str], is_evaluated: bool) -> Stage:
     title = "evaluate with differential privacy"
     if not is_evaluated:
         return Stage(title)
     given = (
-        "evaluate", f"{home}/run", f"--batches={home}/batches",
+        "evaluate", f"{out}/run", f"--batches={out}/batches",
         f"--input={out}/data/test", *more,
     )  # fmt: skip
-    return Stage(title, home / "run" / "metrics.json", given)
+    return Stage(title, out / "run" / "metrics.json", given)
 
 
 def _is_evaluated(
@@ -586,34 +448,28 @@ def _is_evaluated(
       asked: Options of the command.
       sizes: Sizes, and the privacy of the metrics.
     """
-    words = shlex.split(asked.train)
-    if any(word.partition("=")[0] == "--eval" for word in words):
-        return False
-    schema = _schema(out)
-    least = _least_evaluated(schema, sizes)
-    found = _held_out_rows(prepared, "test", schema, sizes)
-    if found >= least:
-        return True
-    place = "data/test"
-    print(
-        f"\nno evaluation: {found} held-out rows are fewer than the {least} of which "
-        "noise leaves something. For unprotected metrics of them add "
-        f"--train {shlex.quote(f'--eval {shlex.quote(str(out / place))}')}.",
-        file=sys.stderr,
-    )
-    return False
-
-
-def _least_evaluated(schema: Any, sizes: _Sizes) -> int:
-    """Returns the number of rows of whose metrics noise leaves something."""
     from accounting.core.pld.gaussian import gaussian_noise  # after --help
     from trainer.model.metrics import OTHER
     from trainer.releases.evaluate import kept_rows, least_rows
 
+    words = shlex.split(asked.train)
+    if any(word.partition("=")[0] == "--eval" for word in words):
+        return False
+    schema = _schema(out)
     task = OTHER if schema.label.task == REGRESSION else schema.label.task
     rows = kept_rows(task, schema.label.num_classes, most=sizes.most)
     noise = gaussian_noise(sizes.epsilon, sizes.delta) * math.sqrt(sizes.of_runs)
-    return least_rows(rows, noise)
+    least = least_rows(rows, noise)
+    found = _held_out_rows(prepared, "test", schema, sizes)
+    if found >= least:
+        return True
+    print(
+        f"\nno evaluation: {found} held-out rows are fewer than the {least} of which "
+        "noise leaves something. For unprotected metrics of them add "
+        f"--train '--eval {out}/data/test'.",
+        file=sys.stderr,
+    )
+    return False
 
 
 def _columns(out: pathlib.Path) -> int:
@@ -642,12 +498,6 @@ def _schema(out: pathlib.Path) -> Any:
     from pipelines.tables.schema import Schema  # after --help
 
     return Schema.read(out / "schema.toml")
-
-
-def _has_winner(path: pathlib.Path) -> bool:
-    """Whether a search is finished, and its secrets are removed."""
-    has_secrets = (path.parent / PRIVATE_NAME).exists()
-    return json.loads(path.read_bytes())["winner"] is not None and not has_secrets
 
 
 def _num_rows(folder: pathlib.Path, part: str) -> int:
@@ -727,11 +577,6 @@ class _Sizes:
         """Flags of the number of fits that have them together."""
         return () if self.of_runs == 1 else (f"--of-runs={self.of_runs}",)
 
-    @property
-    def half(self) -> _Sizes:
-        """The same with half of epsilon and delta: two such releases add up to them."""
-        return dataclasses.replace(self, epsilon=self.epsilon / 2, delta=self.delta / 2)
-
 
 def sizes(num_rows: int) -> tuple[int, int]:
     """Returns batch size and epochs for a number of training rows.
@@ -764,5 +609,6 @@ def default_delta(num_rows: int) -> float:
     return float(f"1e-{math.ceil(math.log10(10 * num_rows) - 1e-9)}")
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Returns the flag of an option."""
     return f"--{name.replace('_', '-')}"

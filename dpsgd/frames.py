@@ -26,8 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError, did_you_mean
-from dpsgd.fit_command import made
-from dpsgd.fit_options import FitOptions
+from dpsgd.fit_command import FitOptions, made
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.outputs import make_private_folder
 from pipelines.tables.prepared_files import new_table

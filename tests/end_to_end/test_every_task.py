@@ -1,6 +1,6 @@
 """Every kind of task, through every command that a table sees, as a person types them.
 
-`fit` gives `prepare`, `plan`, `statistics`, `batches`, `train` (or `tune`), `evaluate`
+`fit` gives `prepare`, `plan`, `statistics`, `batches`, `train`, `evaluate`
 and `report` as it would print them; `predict` follows.  Tables have enough rows to be
 evaluated, which is where a task was forgotten.
 """
@@ -19,8 +19,6 @@ import numpy as np
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-
-from accounting.claims.selection import NumberOfRuns
 
 pytestmark = pytest.mark.usefixtures("warm_starts", "answers_once")
 
@@ -125,6 +123,7 @@ def check_results(found: dict[str, Any], task: Task) -> None:
     assert found["together"].startswith("Model")
     assert "(20.0000, 0.0001)-differentially private" in found["together"]
     page = pathlib.Path("table-fit/report.html").read_text()
+    assert found["together"] in page  # model, metrics and ranges
     assert metrics["evaluation"]["claim"] in html.unescape(page)
     for name in ("table.csv", *task.names):
         assert html.escape(name) in page
@@ -151,19 +150,21 @@ def check_predictions(typed: Callable[..., str], task: Task, run: str) -> None:
         }
 
 
-#: All tasks: those but one in the thorough tests alone.
-MOST_THOROUGH = [
-    name if name == "classes, names" else pytest.param(name, marks=pytest.mark.thorough)
-    for name in TASKS
-]
+#: Those of which the others take the same way, in the thorough tests alone.
+THOROUGH = [
+    ("binary, 0 and 1", "rows"), ("classes, integers", "rows"),
+    ("binary, names", "users"), ("classes, names", "users"),
+]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "unit"),
     [
-        *((name, "rows") for name in TASKS),
-        *(pytest.param(name, "users", marks=pytest.mark.thorough) for name in TASKS),
+        ("binary, names", "rows"),
+        ("classes, names", "rows"),
+        ("regression", "rows"),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in THOROUGH),
     ],
 )
 def test_a_task_goes_all_the_way(
@@ -173,15 +174,3 @@ def test_a_task_goes_all_the_way(
     found = fitted(typed, task, *task.flags, *(OF_ROWS if unit == "rows" else OF_USERS))
     check_results(found, task)
     check_predictions(typed, task, "table-fit/run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MOST_THOROUGH)
-def test_a_search_goes_all_the_way(
-    name: str, typed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(NumberOfRuns, "draw", lambda *_: 1)
-    task = TASKS[name]
-    found = fitted(typed, task, *task.flags, *OF_ROWS, "--runs=2")
-    check_results(found, task)
-    check_predictions(typed, task, "table-fit/search/run")

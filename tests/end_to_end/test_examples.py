@@ -127,6 +127,7 @@ def test_a_table_takes_at_most_five_commands(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_notebook_runs(folder: pathlib.Path) -> None:
     notebook = json.loads((folder / "notebook.ipynb").read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)

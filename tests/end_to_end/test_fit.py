@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
-import math
 import pathlib
-import signal
 import subprocess
-import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import composition
-from accounting.claims.selection import SHAPES, as_good_as, epsilon_of_best
-from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
-from dpsgd import fit_stages, rehearsal
-from dpsgd.fit_command import _check_runs
-from dpsgd.fit_options import FitOptions
-from pipelines.batches.folder import read_manifest
+from dpsgd import fit_stages
+from dpsgd.fit_command import FitOptions
 from pipelines.core.files.locks import locked
 from tests.command_line import invoke
 from tests.warm_processes import warm_python
-from trainer.cli.several_runs import candidates_of
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
 NUM_ROWS = 4000
 #: Rows of the parts, which a hash of their places chooses.
 NUM_TRAIN, NUM_TEST = 3194, 419
-WHOLE = f"--batch-size={NUM_TRAIN}"
 JOBS = ("clerk", "executive", "farmer", "?")
 SCHOOLS = ("HS-grad", "Bachelors", "Masters")
 CHOICES = [
@@ -43,16 +33,6 @@ CHOICES = [
     "--range=joined:2000-01-01:2023-12-31", "--rows-are-independent",
     "--train=--hidden 8 --embedding-dim 2",
 ]  # fmt: skip
-#: A search that draws two runs, and dies before the first of them.
-KILLED = """
-    import os, signal, sys
-    from accounting.claims.selection import NumberOfRuns
-    from trainer.releases import tuning
-    NumberOfRuns.draw = lambda *_: 2
-    tuning._scored = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    from dpsgd.command_line import run
-    sys.exit(run(sys.argv[1:]))
-"""
 
 
 def write_census(path: pathlib.Path) -> None:
@@ -121,8 +101,6 @@ def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> No
     assert "<title>" in (folder / "census-fit" / "report.html").read_text()
     # What it costs stands before any batch is sampled, and each stage as it is typed.
     assert "noise" in dry
-    steps = read_manifest(folder / "census-fit" / "batches").plan.num_steps
-    assert f"The {steps:,} steps of a run take about " in dry
     assert f"$ dpsgd plan --num-examples={NUM_TRAIN} --batch-size=128 --epochs=8" in dry
     assert "[1/8]" not in done.stderr  # done by the dry run
     assert "$ dpsgd train --batches=census-fit/batches --out" in done.stderr
@@ -200,7 +178,6 @@ def test_the_file_of_choices_gives_the_same_choices(
 ) -> None:
     folder, *_ = made
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(fit_stages, "_time_of_run", lambda *_: "")
     arguments = ["fit", "--config=census-fit/fit.toml", "--dry-run"]
     said = invoke(arguments, catch=False)
     assert said.exit_code == 0
@@ -221,19 +198,8 @@ def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     return out
 
 
-def test_a_dry_run_takes_every_flag_of_train(
-    prepared: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen to fail: what no search takes was refused, as "set for every run"."""
-    monkeypatch.setattr(rehearsal, "time_of_run", lambda *given: repr(given[-1].hidden))
-    asked = FitOptions(epsilon=3.0, train="--eval=test --hidden 7")
-    assert fit_stages._time_of_run(prepared, asked) == "(7,)"
-    with pytest.raises(InputError, match="set for every run"):
-        fit_stages._time_of_run(prepared, dataclasses.replace(asked, runs=2))
-
-
 def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
-    tmp_path: pathlib.Path,
+    tmp_path: pathlib.Path, typed: Callable[..., str]
 ) -> None:
     lines = ["who,minutes,cost"]
     lines += [f"u{n // 3},{n % 60},{(n * 7 + n % 60) % 99}" for n in range(15_000)]
@@ -243,20 +209,16 @@ def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
         'kind = "numeric"\n[columns.cost]\nkind = "label"\ntask = "regression"\n'
         "range = [0, 99]\n"
     )
-    done = run(
-        tmp_path, "rides.csv", "--schema=rides.toml", "--max-examples-per-user=2",
+    found = json.loads(typed(
+        "fit", "rides.csv", "--schema=rides.toml", "--max-examples-per-user=2",
         "--num-examples=9000", "--epsilon=9", "--delta=1e-4", "--batch-size=256",
         "--epochs=1", "--train=--hidden 2", "--of-runs=2", "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    ))  # fmt: skip
     assert found["together"].startswith(
         "Model, metrics and ranges of at most 2 such fits of this table, by one plan "
         "and split, together are (9.0"
     )
     assert found["privacy"]["of_runs"] == 2
-    assert "relation, users with at most 2 examples, of 2 runs" in done.stderr
-    assert "At most 2 such statistics are together (9.0" in done.stderr
     assert "metrics of at most 2 such runs" in found["metrics"]["evaluation"]["claim"]
     assert (
         "of at most 2 runs together" in (tmp_path / "rides-fit/report.html").read_text()
@@ -333,102 +295,13 @@ def test_parts_with_too_few_rows_give_no_ranges(
     assert many.arguments[:2] == ("statistics", "--input=out/first/val")
 
 
-# -- a search --------------------------------------------------------------------------
-
-
-def search_flags(**changes: Any) -> FitOptions:
-    asked = FitOptions(
-        table="census.csv", epsilon=8.0, delta=1e-5, runs=4, batch_size=512, epochs=1
-    )
-    return dataclasses.replace(asked, **changes)
-
-
-def value_of(stages: dict[str, tuple[str, ...]], command: str, flag: str) -> float:
-    (found,) = (o for o in stages[command] if o.startswith(f"{flag}="))
-    return float(found.partition("=")[2])
-
-
-@pytest.mark.parametrize("columns", [0, 1])
-def test_what_rows_of_val_give_adds_up_to_what_was_asked_for(
-    columns: int, prepared: pathlib.Path
-) -> None:
-    made = fit_stages._stages(prepared, search_flags(), frozenset(), columns)
-    stages = {one.arguments[0]: one.arguments for one in made if one.arguments}
-    assert {"batches", "train"}.isdisjoint(stages)
-    assert ("statistics" in stages) == bool(columns)
-    assert "--runs=4" in stages["plan"]
-    for name, asked in (("epsilon", 8.0), ("delta", 1e-5)):
-        given = value_of(stages, "tune", f"--{name}-of-score")
-        if columns:
-            given += value_of(stages, "statistics", f"--{name}")
-        assert given == asked
-        assert value_of(stages, "tune", f"--{name}") == asked
-    assert "--input=out/data/train" in stages["tune"]
-    assert "--score=out/data/val" in stages["tune"]
-    assert "--input=out/data/test" in stages["evaluate"]
-
-
-def test_a_search_of_too_few_rows_is_refused_before_any_noise(
-    prepared: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 60)
-    stages = fit_stages._stages(prepared, search_flags(delta=1e-3), frozenset(), 1)
-    with pytest.raises(InputError, match="rows in the part `val`, for noise to leave"):
-        list(stages)
-
-
-@pytest.mark.parametrize("num_runs", [2, 30])
-def test_a_search_that_begins_is_not_refused_for_the_noise_of_its_scores(
-    num_runs: int,
-) -> None:
-    """The best of N looks needs less noise than N looks, by any law of their number."""
-    alone = gaussian_noise(3.0, 1e-6)
-    for shape in SHAPES:
-        law = as_good_as(num_runs, shape)
-        of_one, of_all = (
-            epsilon_of_best(composition.gaussian(noise), law, 1e-6)
-            for noise in (alone, math.sqrt(num_runs) * alone)
-        )
-        assert of_all < 3.0 < of_one
-
-
-def test_candidates_are_those_that_are_listed_or_the_defaults_and_three() -> None:
-    rates = "--learning-rate=0.01,0.03"
-    listed = fit_stages.of_candidates(FitOptions(train=rates))
-    assert listed == (rates,)
-    chosen = fit_stages.of_candidates(FitOptions(train="--hidden 8"))
-    needed = ["--input=.", "--score=.", "--out=.", "--runs=2", "--batch-size=1",
-              "--epochs=1", "--epsilon=1", "--delta=1e-9"]  # fmt: skip
-    found = candidates_of([*needed, *chosen])
-    assert {one.hidden for one in found} == {(8,)}
-    assert [one.learning_rate for one in found] == [None, 0.003, 0.01, 0.03]
-
-
-def test_a_search_is_done_when_its_winner_stands_and_its_secrets_are_gone(
-    tmp_path: pathlib.Path,
-) -> None:
-    path = tmp_path / "tuning.json"
-    stage = fit_stages.Stage("search", path, ("tune",))
-    assert not stage.is_done
-    path.write_text('{"winner": null}')
-    assert not stage.is_done
-    path.write_text('{"winner": {}}')
-    (tmp_path / "private").mkdir()
-    assert not stage.is_done
-    (tmp_path / "private").rmdir()
-    assert stage.is_done
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--runs=1"], "runs=1 >= 2"),
-        (["--runs=2", "--train=--eval=census-fit/data/test"], "--eval="),
         (["--train=--config=eval.toml"], "no file of them (--config)"),
         (["--train=--method=non-private"], "Expected a private method in --train"),
         (["--train=--hidden x"], "--hidden x to be integers"),
-        (["--runs=2", "--train=--by auc"], "--by is set for every run"),
-        (["--runs=2", "--train=--learning-rate 0.1,-1"], "learning_rate=-1"),
+        (["--bands=2", "--train=--method bam --bam-radius 0.01"], "--bands=2 beside"),
     ],
 )
 def test_flags_of_runs_that_cannot_be_made_are_refused_before_any_work(
@@ -441,59 +314,6 @@ def test_flags_of_runs_that_cannot_be_made_are_refused_before_any_work(
     write_census(tmp_path / "census.csv")
     assert says in refusal(*CHOICES, *flags)
     assert not (tmp_path / "census-fit").exists()
-
-
-def test_a_search_of_users_is_refused_before_any_work() -> None:
-    text = '[columns.who]\nkind = "user"\n'
-    with pytest.raises(InputError, match=r"without users: .* or omit --runs"):
-        _check_runs(text, FitOptions(runs=2))
-    _check_runs(text, FitOptions())
-
-
-def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_census(tmp_path / "census.csv")
-    # Of whole batches epsilon takes a fraction of a second, of others ten.
-    flags = [
-        *CHOICES,
-        "--epsilon=16",
-        "--runs=2",
-        WHOLE,
-        "--epochs=2",
-    ]
-    out, go_on = tmp_path / "census-fit", fit_stages.run_stage
-
-    def kill(number: int, total: int, title: str, given: Any, **more: Any) -> None:
-        if given[0] == "plan":  # computes what the search does, and leaves no file
-            return
-        if given[0] != "tune":
-            go_on(number, total, title, given, **more)
-            return
-        command = [warm_python(), "-c", textwrap.dedent(KILLED), *given]
-        done = subprocess.run(command, check=False)
-        assert done.returncode == -signal.SIGKILL
-        stop(number, total, title, given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fit_stages, "run_stage", kill)
-        assert refusal(*flags) == "reached tune"
-    drawn = json.loads((out / "search/private/runs.json").read_bytes())
-    assert (drawn["done"], len(drawn["runs"])) == (0, 2)
-    tried = {place for _, place in drawn["runs"]}
-    done = run(tmp_path, *flags, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    claim = "Model, the search for it, metrics and ranges together are (16.0000, 1e-05)"
-    assert found["together"].startswith(claim)
-    tuned = json.loads((out / "search/tuning.json").read_bytes())
-    assert tuned["winner"]["candidate"] in tried
-    assert "The best score is (8.0000, 5e-06)" in tuned["claim"]
-    assert "epsilon 8.0000, delta 5e-06" in (out / "ranges.toml").read_text()
-    assert not (out / "search/private").exists()
-    assert "includes the search" in (out / "report.html").read_text()
-    assert "runs = 2" in (out / "fit.toml").read_text()
 
 
 # -- choices ---------------------------------------------------------------------------

@@ -36,7 +36,7 @@ HOW = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("typed", "warm_starts")
 def test_a_data_frame_is_fitted_and_predicted(tmp_path: pathlib.Path) -> None:
     table, out = people(), tmp_path / "fit"
     found = dpsgd.fit(table, "income", out=out, **HOW)

@@ -14,7 +14,6 @@ from accounting.core.validation import InputError
 from dpsgd import fit_stages
 from tests.command_line import invoke
 from tests.criteo import write_schema
-from tests.end_to_end.test_every_task import OF_ROWS, TASKS, fitted
 
 #: What every call of `fit` here says.
 FIT = ("table.csv", "--label=y", "--rows-are-independent", "--epsilon=3")
@@ -85,7 +84,7 @@ def test_the_split_is_said_before_it_is_made(
 # -- dates and files -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", ["2011-05-04", "2010-05-05", "2010-05-04T09:00:00"])
+@pytest.mark.parametrize("other", ["2011-05-04", "2010-05-04T09:00:00"])
 def test_a_date_tells_its_year_day_and_hour(
     other: str, typed: Callable[..., str]
 ) -> None:
@@ -161,7 +160,6 @@ def test_malformed_rows_may_be_omitted_by_fit(
 ) -> None:
     seen = []
     monkeypatch.setattr(fit_stages, "_plan", lambda *_: ("version",))
-    monkeypatch.setattr(fit_stages, "_time_of_run", lambda *_: "")
 
     def run(number: int, total: int, title: str, given: list[str], **_: object) -> None:
         seen.append(given[0])
@@ -178,7 +176,7 @@ def test_malformed_rows_may_be_omitted_by_fit(
     assert seen == ["prepare", "prepare", "version"]
 
 
-@pytest.mark.parametrize("flag", ["--epochs=0", "--batch-size=0", "--epochs=-1"])
+@pytest.mark.parametrize("flag", ["--epochs=0", "--batch-size=0"])
 def test_sizes_of_nothing_are_refused(flag: str, typed: Callable[..., str]) -> None:
     write_ordered()
     with pytest.raises(InputError, match=r">= 1"):
@@ -186,9 +184,7 @@ def test_sizes_of_nothing_are_refused(flag: str, typed: Callable[..., str]) -> N
     assert not pathlib.Path("table-fit").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["patient_id", "Customer ID", "member_no", "Patient Number", "name", "size"]
-)
+@pytest.mark.parametrize("name", ["patient_id", "size"])
 def test_whether_a_person_has_several_rows_is_always_asked(
     name: str, typed: Callable[..., str]
 ) -> None:
@@ -212,14 +208,3 @@ def test_metrics_of_eval_are_in_units_of_the_label(typed: Callable[..., str]) ->
           "--noise-multiplier=1", "--delta=1e-4", "--hidden=2")  # fmt: skip
     found = json.loads(pathlib.Path("run/metrics.json").read_text())
     assert found["guessing"]["loss"] > 50
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("answers_once")
-def test_the_page_says_all_that_was_released(
-    typed: Callable[..., str],
-) -> None:
-    found = fitted(typed, TASKS["binary, names"], *TASKS["binary, names"].flags,
-                   *OF_ROWS)  # fmt: skip
-    page = pathlib.Path("table-fit/report.html").read_text()
-    assert found["together"] in page  # model, metrics and ranges

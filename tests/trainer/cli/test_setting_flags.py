@@ -14,8 +14,7 @@ from cyclopts import Parameter
 from accounting.cli.command import names_of, resolved
 from accounting.core.settings import RECORDED, Field
 from accounting.core.validation import InputError
-from dpsgd.command_line import COMMANDS, function_of
-from dpsgd.command_reference import reference
+from dpsgd.command_line import COMMANDS, function_of, reference
 from tests.command_line import invoke
 from trainer.cli import train_command
 from trainer.cli.train_command import train_request
