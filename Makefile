@@ -9,7 +9,7 @@ PIP_INSTALL = $(RUN)pip install --quiet --disable-pip-version-check
 COMPILE = $(RUN)uv pip compile --quiet $(UPGRADE) --generate-hashes --no-annotate \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
-.PHONY: help demo test test-thorough lint docs engines engines-embedded cluster-train check-python lock clean
+.PHONY: help demo test test-thorough lint docs engines engines-embedded check-python lock clean
 
 help:
 	@echo "make demo   set up, and run the whole path on synthetic data (minutes)"
@@ -19,7 +19,6 @@ help:
 	@echo "make docs   set up, and build the documentation into build/site"
 	@echo "make engines  the job on real Flink and Spark clusters, with faults (20 minutes)"
 	@echo "make engines-embedded  the job on a Flink and a Spark of one process each"
-	@echo "make cluster-train  several workers of dpsgd train as hosts, with faults (7 minutes)"
 	@echo "make lock   bring deploy/lock/ up to setup.py; UPGRADE=--upgrade renews all of it"
 	@echo "make clean  remove the environment and what the demo made"
 
@@ -49,9 +48,6 @@ engines-embedded: $(INSTALLED)
 
 engines: $(INSTALLED)
 	$(RUN)python -m tests.engines.harness all
-
-cluster-train: $(INSTALLED)
-	$(RUN)python -m tests.cluster_train
 
 check-python:
 	@test -n "$(PYTHON)" || { echo "error: Expected Python 3.11 to 3.13 on the PATH; \

@@ -27,23 +27,19 @@ Formal guarantees:
   - A state is committed before anything else sees it: validation, callbacks at the end
     of an epoch, files, and the code after ``fit``, also after Ctrl-C.  (Code that reads
     weights within a step is not covered.)
-  - A run whose callbacks see every batch, or that computes metrics of training
-    examples, goes on in no other process.  Neither does one that an error has ended.
-  - A run that stopped early has a statement, with the epsilon of the whole plan, unless
-    metrics of training examples may have stopped it.
+  - A run that an error has ended goes on in no other process.
+  - A run that stopped early has a statement, with the epsilon of the whole plan.
   - A private run marks its batches before its first noise is drawn, and is refused if
     another one has: see ``pipelines.batches.first_use``.
   - No run begins at weights that another one of the process trained on the same rows.
   - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
-  - Losses and metrics of training examples are computed only with
-    ``non_private_training_metrics``; their names begin with ``non_private_``, and no
-    callback of Keras's may decide by them.
-  - Weights of examples and classes enter the loss before its gradient is clipped.
+  - No loss or metric of training examples is computed, and no callback sees a step
+    that is not committed.
   - Metrics of validation data are in the run's files, for `dpsgd report`.
 
 TensorBoard's callback needs the package ``tensorboard``.
 
-Public: weights, and logs except the non-private ones.  Sensitive: the rest.
+Public: weights and logs.  Sensitive: the rest.
 """
 
 from __future__ import annotations
@@ -63,27 +59,20 @@ import pyarrow as pa
 from accounting.core.plan import steps_per_epoch
 from accounting.core.validation import InputError, check_int
 from pipelines.batches.folder import read_certificate, read_manifest
-from pipelines.core.batches.manifest import Manifest
 from pipelines.files.storage import StrPath
 from pipelines.tables import prepared_files
 from trainer import models
-from trainer.claims.lazy_tables import is_plain_sgd
-from trainer.claims.workers import launch
-from trainer.core.run.batches import Element
+from trainer.claims import worker_group
+from trainer.claims.lazy_noise import is_plain_sgd
 from trainer.core.run.withheld import withhold_values
 from trainer.core.tf_compat import keras, raw_variable, tf
 from trainer.export import check_export, export, own_numbers, save_tensorflow
 from trainer.fitting import (
     Epoch,
-    ExampleWeights,
-    WeightedModel,
     add_validation_point,
     check_callbacks,
     plan_epochs,
-    see_every_step,
-    weighted,
 )
-from trainer.methods.optimizers import optimizer_of_keras
 from trainer.model import weights as initial_weights_files
 from trainer.model.layers import as_keras
 from trainer.model.losses import loss_of_keras
@@ -94,30 +83,20 @@ from trainer.model.trainable_model import (
     nested_inputs,
 )
 from trainer.model.user_code import one_line_errors
-from trainer.model.weights import unchanged
 from trainer.report.progress import Silent
 from trainer.run import preflight, privacy
+from trainer.run.optimizers import optimizer_of_keras
 from trainer.settings.methods import DP_SGD
 from trainer.settings.requests import check_batches, check_local
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.train_settings import AggregationSettings, TrainSettings
 from trainer.training_loop import Training
 
-_PREFIX = "non_private_"
 _RUN_STAYS = (
     "Give a folder here, such as 'run', and copy it once the run is complete; `dpsgd "
     "train --out` takes a store."
 )
-#: Fields of ``TrainSettings`` that are arguments of ``make_private`` by name, or that
-#: ``compile``, ``fit`` and the model take the place of.
-_NOT_MORE = {
-    "method", "method_settings", "target_epsilon", "target_delta", "allow_large_delta",
-    "noise_multiplier", "l2_norm_clip", "clip_quantile", "initial_weights",
-    "initial_weights_are_public", "views", "augment", "optimizer", "learning_rate",
-    "adam_floor", "learning_rate_schedule", "warmup_steps", "model", "loss", "metric",
-    "final_learning_rate_fraction", "embedding_dim", "hidden", "init_seed",
-    "eval_every", "selection", "of_runs",
-}  # fmt: skip
-_MORE = {field.name for field in dataclasses.fields(TrainSettings)} - _NOT_MORE
+#: Fields of ``TrainSettings`` that are not by name in ``make_private``.
+_MORE = {"embedding_noise", *(f.name for f in dataclasses.fields(AggregationSettings))}
 
 #: Arguments of Keras's ``compile`` that have one value here.
 _SET_HERE = [("jit_compile", False), ("auto_scale_loss", False)]
@@ -127,6 +106,8 @@ _OF_THE_PLAN = {
     "batch_size": "the plan has the batch size: give it to `dpsgd batches`",
     "shuffle": "the sampler has drawn the order: omit it",
     "validation_split": "the batches are of all rows: give validation_data",
+    "class_weight": "give compile a loss that weights the classes",
+    "sample_weight": "give compile a loss that weights the examples",
 }
 
 
@@ -136,7 +117,7 @@ def _changed(method: Any, given: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, value in given.items()
-        if not (name in known and value == known[name].default)
+        if not (name in known and np.ndim(value) == 0 and value == known[name].default)
         and (name, value) not in _SET_HERE
     ]
 
@@ -254,14 +235,18 @@ def _made(
     checkpoint_every: int | None,
 ) -> PrivateModel:
     """Does what ``make_private`` does, with settings."""
-    manifest = _checked(settings, batches, run, augment=augment)
+    check_batches(batches)
+    check_local(_RUN_STAYS, run=run)
+    manifest = read_manifest(batches)
+    preflight.check_files(batches, manifest)
+    preflight.check_settings(settings, manifest, augment=augment)
     resumes = preflight.check_run_folder(run)
     preflight.check_unused(batches, run, settings, shared=batches_used_before)
     with one_line_errors("the model"):
         network = models.as_functional(model, of_one_row(manifest))
     variables = [*map(raw_variable, network.trainable_variables)]
     started_at = initial_weights_files.start_at(settings.initial_weights, variables)
-    workers = launch.of_this_process()
+    workers = worker_group.of_this_process()
     training = Training(
         settings=settings,
         manifest=manifest,
@@ -280,18 +265,6 @@ def _made(
         started_at=started_at,
         resumes=resumes,
     )
-
-
-def _checked(
-    settings: TrainSettings, batches: StrPath, run: pathlib.Path, *, augment: Any
-) -> Manifest:
-    """Returns the manifest of batches that a run can use."""
-    check_batches(batches)
-    check_local(_RUN_STAYS, run=run)
-    manifest = read_manifest(batches)
-    preflight.check_files(batches, manifest)
-    preflight.check_settings(settings, manifest, augment=augment)
-    return manifest
 
 
 class _Printing(Silent):
@@ -333,7 +306,6 @@ class PrivateModel(keras.Model):
         self._num_begun_here = 0
         # Not named _trainable, an attribute of Keras's.
         self._checked_model: TrainableModel | None = None
-        self._trained_model: TrainableModel | None = None
         self.build(None)
 
     # -- Keras's methods -----------------------------------------------------------
@@ -416,22 +388,11 @@ class PrivateModel(keras.Model):
 
     train_step = train_on_batch  # of Keras's own loops
 
-    def evaluate(self, *args: Any, **more: Any) -> Any:
-        """Evaluates the network, as Keras does; no error quotes an example."""
-        return withhold_values(super().evaluate, tf.errors.OpError)(*args, **more)
-
-    def predict(self, *args: Any, **more: Any) -> Any:
-        """Returns outputs of the network, as Keras does; no error quotes an example."""
-        return withhold_values(super().predict, tf.errors.OpError)(*args, **more)
-
-    def test_on_batch(self, *args: Any, **more: Any) -> Any:
-        """Evaluates one batch, as Keras does; no error quotes an example."""
-        return withhold_values(super().test_on_batch, tf.errors.OpError)(*args, **more)
-
-    def predict_on_batch(self, *args: Any, **more: Any) -> Any:
-        """Returns outputs of one batch, as Keras does; no error quotes an example."""
-        call = withhold_values(super().predict_on_batch, tf.errors.OpError)
-        return call(*args, **more)
+    #: Keras's own, of which no error quotes an example.
+    evaluate = withhold_values(keras.Model.evaluate, tf.errors.OpError)
+    predict = withhold_values(keras.Model.predict, tf.errors.OpError)
+    test_on_batch = withhold_values(keras.Model.test_on_batch, tf.errors.OpError)
+    predict_on_batch = withhold_values(keras.Model.predict_on_batch, tf.errors.OpError)
 
     def compile(
         self,
@@ -516,15 +477,10 @@ class PrivateModel(keras.Model):
           The model of a step, over all views or rows of an example.
         """
         self._checked_model = model
-        self._compiled_by = (settings, optimizer, described)
-        return self._train(model)
-
-    def _train(self, model: TrainableModel) -> TrainableModel:
-        """Makes the step of the compiled optimizer and the loss, weighted or not."""
+        self._compiled_by = (settings, described)
         trained = models.make_trained(model, self._session.manifest, self._views)
         sizes = (int(np.prod(v.shape)) for v in model.variables)
         description = {**trained.description, "num_parameters": sum(sizes)}
-        settings, optimizer, described = self._compiled_by
         self._training.use(
             model,
             dataclasses.replace(trained, description=description),
@@ -532,7 +488,6 @@ class PrivateModel(keras.Model):
             optimizer=optimizer,
             description=described,
         )
-        self._trained_model = model
         return trained
 
     # -- training ------------------------------------------------------------------
@@ -560,9 +515,6 @@ class PrivateModel(keras.Model):
         verbose: Any = "auto",
         validation_data: Any = None,
         validation_freq: int = 1,
-        class_weight: Mapping[int, float] | None = None,
-        sample_weight: str | None = None,
-        non_private_training_metrics: bool = False,
         **more: Any,
     ) -> Any:
         """Trains for ``epochs - initial_epoch`` epochs; returns Keras's ``History``.
@@ -582,12 +534,6 @@ class PrivateModel(keras.Model):
             columns.  Whether it holds training examples is not checked; their metrics
             are not private.
           validation_freq: Epochs between validations.
-          class_weight: Class -> weight of its examples' losses, 1 for other classes.
-            Must be public, not computed from the training labels.
-          sample_weight: Column of the batches that holds the weight of each example's
-            loss.  Weights multiply the loss before its gradient is clipped.
-          non_private_training_metrics: Also computes loss and metrics of the training
-            examples.  The privacy statement does not cover them.
           **more: Keras's other arguments are refused.
 
         Raises:
@@ -600,31 +546,21 @@ class PrivateModel(keras.Model):
         validation_data = self._pair_of(validation_data)
         if not self._workers.is_chief:
             callbacks, validation_data, verbose = None, None, 0
-        weights = ExampleWeights(
-            class_weight={} if class_weight is None else class_weight,
-            sample_weight=sample_weight,
-        )
-        if weights != self._weights_of(self._trained_model):
-            self._train(weighted(self._compiled(), weights))
-        if non_private_training_metrics:
-            self._training.check_no_tables()
         size = self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch
         validate = functools.partial(self._validate, validation_data, validation_freq)
         given = {
-            "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": size,
-            "non_private_training_metrics": bool(non_private_training_metrics),
+            "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": size
         }  # fmt: skip
-        with self._opened({**given, **weights.describe()}) as (begun, plan):
+        with self._opened(given) as (begun, plan):
             listed = keras.callbacks.CallbackList(
                 callbacks, add_history=True, add_progbar=verbose != 0, model=self,
                 verbose=1 if verbose == "auto" else verbose,
                 epochs=plan[-1].index + 1, steps=size,
             )  # fmt: skip
             if not begun["ended"]:
-                closed = non_private_training_metrics or see_every_step(callbacks)
                 self._num_begun_here = self._num_fits + 1
                 try:
-                    with self._training.attempt(plan[-1].end, closed=closed):
+                    with self._training.attempt(plan[-1].end):
                         self._run(begun, plan, listed, validate)
                 finally:
                     self._note_weights()
@@ -671,7 +607,7 @@ class PrivateModel(keras.Model):
         is_new = self._workers.is_chief and not self._session.is_open
         if is_new and preflight.check_run_folder(run) != resumes:
             raise InputError(f"Expected run={run} to be as when the model was made.")
-        settings, _, described = self._compiled_by
+        settings, described = self._compiled_by
         model = self._compiled()
         identity = {
             **dataclasses.asdict(settings), "loss": model.loss.name,
@@ -738,10 +674,10 @@ class PrivateModel(keras.Model):
                 self.history.on_epoch_end(epoch.index, training.logs.get(place))
                 continue  # an earlier process has taken and shown it
             listed.on_epoch_begin(epoch.index)
-            logs = self._epoch(epoch, listed, begun["non_private_training_metrics"])
+            self._epoch(epoch, listed)
             self._note_weights()
             training.logs[place] = validate(epoch)
-            logs |= training.logs[place]
+            logs = dict(training.logs[place])
             listed.on_epoch_end(epoch.index, logs)
             training.shown = session.num_steps_executed
             if training.agrees(self.stop_training):
@@ -758,8 +694,7 @@ class PrivateModel(keras.Model):
         bounds every prefix.
 
         Raises:
-          InputError: there is no delta, or metrics of training examples may have
-            stopped the run.
+          InputError: there is no delta.
         """
         return privacy.run_statement(
             self._session.record(complete=self._is_complete),
@@ -777,33 +712,16 @@ class PrivateModel(keras.Model):
             raise InputError(f"Expected no {name} in fit; {why}.")
         self._compiled()
 
-    @staticmethod
-    def _weights_of(model: TrainableModel | None) -> ExampleWeights:
-        return model.weights if isinstance(model, WeightedModel) else ExampleWeights()
-
-    def _epoch(self, epoch: Epoch, listed: Any, non_private: bool) -> dict[str, Any]:
+    def _epoch(self, epoch: Epoch, listed: Any) -> None:
         """Takes and commits the steps of an epoch that are left."""
-        logs: dict[str, Any] = {}
-        found: dict[str, Any] = {}
-        self.reset_metrics()
 
         def before() -> None:
-            found.clear()
             listed.on_train_batch_begin(self.num_steps_executed - epoch.begin)
 
-        def after() -> bool:
-            logs.update(found)
-            listed.on_train_batch_end(self.num_steps_executed - epoch.begin - 1, logs)
-            return bool(self.stop_training)
+        def after() -> None:
+            listed.on_train_batch_end(self.num_steps_executed - epoch.begin - 1, {})
 
-        observe = functools.partial(self._evaluate_batch, found)
-        self._training.take_steps(
-            epoch.end,
-            observe=observe if non_private else None,
-            before=before,
-            after=after,
-        )
-        return dict(logs)
+        self._training.take_steps(epoch.end, before=before, after=after)
 
     def _validate(self, data: Any, every: int, epoch: Epoch) -> dict[str, Any]:
         if data is None or (epoch.index + 1) % every:
@@ -819,30 +737,6 @@ class PrivateModel(keras.Model):
             data=data,
         )
         return {f"val_{name}": value for name, value in found.items()}
-
-    def _evaluate_batch(self, logs: dict[str, Any], batch: Element) -> None:
-        """Adds the real rows of a physical batch to the metrics, and sets ``logs``."""
-        real = np.asarray(batch["weight"]) > 0
-        if not real.any():
-            return
-        model, weights = self._trained_model, None
-        assert model is not None  # compiled
-        columns = model.columns_of(batch["columns"])
-        columns = {k: np.asarray(v)[real] for k, v in columns.items()}
-        if isinstance(model, WeightedModel):
-            weights = np.asarray(model.example_weights(columns))
-        with unchanged(self._state, "metrics of training examples"):
-            # Not test_on_batch, which begins with new metrics.
-            found = self.test_step(
-                (model.inputs(columns), model.labels(columns), weights)
-            )
-        logs.update((_PREFIX + name, float(value)) for name, value in found.items())
-
-    @property
-    def _state(self) -> list[Any]:
-        """All variables of the model and of its steps, also unknown to Keras."""
-        of_keras = [*self.network.variables, *self.optimizer.variables]
-        return [*of_keras, *self._training.state]
 
     # -- the run -------------------------------------------------------------------
 

@@ -30,17 +30,14 @@ from typing import Any
 
 from pipelines.files.storage import StrPath, pretty_json, write_atomically
 from trainer import models
-from trainer.averaging.iterates import PastResults, column_names
-from trainer.claims.workers import launch
-from trainer.core.run.batches import element_spec
+from trainer.claims import worker_group
+from trainer.core.run.session import element_spec
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.workers import Workers
 from trainer.core.tf_compat import get_keras_mask, keras, tf
 from trainer.export import check_export, export
 from trainer.gradients import proof
 from trainer.keras_model import PrivateModel
-from trainer.methods import hooks
-from trainer.methods.optimizers import make_optimizer
 from trainer.model import weights
 from trainer.model.evaluation import Evaluator, with_masks
 from trainer.model.rows import of_one_row, target_of
@@ -49,7 +46,10 @@ from trainer.model.user_code import load_function
 from trainer.report import report
 from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import CURVE_NAME, CURVE_PLOT_NAME, METRICS_NAME
-from trainer.run import preflight, privacy, stored_run
+from trainer.run import hooks, preflight, privacy, stored_run
+from trainer.run.averages import PastResults
+from trainer.run.iterates import column_names
+from trainer.run.optimizers import make_optimizer
 from trainer.run.preflight import Checked, Request
 from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
@@ -113,7 +113,7 @@ def run_checked(
         optimizer or the method does not support private training.
       StoppedError: as ``train``.
     """
-    found = workers or launch.of_this_process()
+    found = workers or worker_group.of_this_process()
     with contextlib.ExitStack() as held:
         run = found.together(lambda: _Run(checked, reporter, found, held))
         run.fit()

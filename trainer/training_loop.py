@@ -14,7 +14,6 @@ conditions of the theorem in ``trainer.core.run.checkpoints``:
     the optimizer, the averages and the curve; a step with state elsewhere is refused.
     Rows of lazy tables are completed before a commit, so that nothing is pending.
   - C3: ``attempt`` ends the run for good at any error but those of ``_INTERRUPTIONS``.
-  - Where callbacks see every step, rows are completed after each.
   - C5: the record, kept iterates and the copy in a store follow the commit of their
     state; so does everything that ``fit`` calls after ``take_steps`` or ``commit``.
     A folder whose record is ahead of its last checkpoint is refused.
@@ -37,34 +36,33 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
+from pipelines.batches import first_use
 from pipelines.batches.reader import stored
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.threads import machine_memory
 from pipelines.files import storage
 from pipelines.files.processes import StoppedError, on_signals
 from pipelines.files.storage import StrPath, read_json
-from trainer.averaging.averages import BestIterate, TrainingAverages, without_held_out
-from trainer.averaging.iterates import Iterates
-from trainer.claims import lazy_tables
+from trainer.claims import lazy_noise, worker_group
 from trainer.claims.lazy_noise import LazyNoise
-from trainer.claims.workers import agreement, launch
-from trainer.claims.workers.agreement import AgreedStopError
-from trainer.core.run.batches import BatchSource, Element
+from trainer.claims.worker_group import AgreedStopError
 from trainer.core.run.checkpoints import OR_ANEW, Checkpoints, Files, State
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id, versions
-from trainer.core.run.session import Session, StepInputs
+from trainer.core.run.session import Session, StepInputs, read_elements
 from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
-from trainer.core.step.pure_graph import check_state, reads_tables, variables_read
+from trainer.core.step.pure_graph import check_state, variables_read
 from trainer.core.step.workers import Workers
 from trainer.core.tf_compat import raw_variable, tf
-from trainer.methods import hooks
 from trainer.model import weights
 from trainer.model.trainable_model import TrainableModel, of_users
 from trainer.model.user_code import one_line_errors
 from trainer.report.progress import Reporter
-from trainer.run import preflight
+from trainer.run import hooks
+from trainer.run.averages import BestIterate, TrainingAverages, without_held_out
+from trainer.run.iterates import Iterates
 from trainer.run.stored_run import StoredRun
+from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
 
 #: Names of Keras's variables that callbacks set.
@@ -149,7 +147,6 @@ class Training:
         self._checkpoints = Checkpoints(str(store or run), _files())
         self._steps: Iterator[StepInputs] = iter(())
         self._received: list[int] = []
-        self._closed = False
         self._saved_at = time.monotonic()
         self.best: BestIterate | None = None
         self.points: list[dict[str, Any]] = []
@@ -159,14 +156,12 @@ class Training:
         self._identity: dict[str, Any] = {}
 
     def _take_batches(self, run_id: str) -> None:
-        preflight.take_batches(
-            run_id,
-            batches=self._batches,
-            folder=self._store or self.session.run,
-            settings=self.session.settings,
-            shared=self.session.batches_used_before,
-            say=self._reporter.say,
-        )
+        session = self.session
+        if session.settings.method == NON_PRIVATE:
+            return
+        folder, shared = self._store or session.run, session.batches_used_before
+        if note := first_use.take(self._batches, run_id, folder, shared=shared):
+            self._reporter.say(note)
 
     # -- the step ------------------------------------------------------------------
 
@@ -229,20 +224,19 @@ class Training:
         self._variables = self._named_variables(variables_read(graph))
 
     def _choose_lazy_tables(self, trained: TrainableModel) -> None:
-        tables = lazy_tables.choose(
-            trained,
-            self._optimizer,
-            self.session.settings,
-            manifest=self.session.manifest,
-        )
-        if tables.message:
-            self._reporter.say(tables.message)
+        session = self.session
         self._lazy: LazyNoise | None = None
         #: Steps between moments at which a commit costs a small part of the steps.
-        self._cheap_every = max(1, tables.flush_every)
-        if tables.reads is not None and self._bounded.bound is not None:
-            self._lazy = LazyNoise(
-                tables.reads, bounded=self._bounded, workers=self._workers
+        self._cheap_every = 1
+        chosen = lazy_noise.choose(
+            trained, self._optimizer, session.settings, manifest=session.manifest
+        )
+        if chosen is not None:
+            reads, self._cheap_every = chosen
+            self._lazy = LazyNoise(reads, bounded=self._bounded, workers=self._workers)
+            self._reporter.say(
+                f"embedding noise: lazy for {len(reads.tables)} tables; all rows are "
+                "completed before anything but a step reads them"
             )
 
     def _say_memory_of_bands(self, model: TrainableModel) -> None:
@@ -275,7 +269,7 @@ class Training:
         return BestIterate(
             self._model.variables,
             lambda columns: model.losses(model.columns_of(columns)),
-            BatchSource(self.session.batches, manifest),
+            read_elements(self.session.batches, manifest),
         )
 
     def _named_variables(self, used: Any) -> dict[str, Any]:
@@ -298,24 +292,6 @@ class Training:
             known.update(one.ref() for one in new)
             found |= {f"{group}_{place}": one for place, one in enumerate(new)}
         return found
-
-    def check_no_tables(self) -> None:
-        """Refuses a step that looks up tables, beside metrics of training examples.
-
-        Raises:
-          InputError: it does.
-        """
-        if reads_tables(self.session.traced().graph):
-            raise InputError(
-                "Expected a model without lookup tables for metrics of training "
-                "examples: what they insert would reach the weights without noise. "
-                "Omit non_private_training_metrics."
-            )
-
-    @property
-    def state(self) -> list[Any]:
-        """All variables of the run."""
-        return [*self._variables.values()]
 
     @property
     def adaptive_clip(self) -> Any:
@@ -454,8 +430,6 @@ class Training:
             state = self._state(number)
             with self._stored.plain_errors():
                 self._checkpoints.commit(state)
-                if self._closed:
-                    self._checkpoints.end()
         self._saved_at, session.num_commits = time.monotonic(), number
         session.num_steps_committed = session.num_steps_executed
         if self._workers.is_chief:
@@ -544,22 +518,20 @@ class Training:
             )
 
     @contextlib.contextmanager
-    def attempt(self, end: int, *, closed: bool = False) -> Iterator[None]:
+    def attempt(self, end: int) -> Iterator[None]:
         """Prepares the steps up to ``end``; a context that fails goes back.
 
         Args:
           end: Number of steps of the run after which the attempt ends.
-          closed: Whether code sees the steps before they are committed, so that no
-            process goes on with the run.
 
         Raises:
           InputError: another run has the batches.
         """
-        session, self._closed = self.session, closed
+        session = self.session
         self._is_at_work, first = True, session.num_steps_executed
         try:
             with (
-                launch.ending_together(self._workers),
+                worker_group.ending_together(self._workers),
                 on_signals(self._receive),
                 session.steps(end=end, draw=self._hooks.draw) as self._steps,
             ):
@@ -567,15 +539,9 @@ class Training:
                 yield
                 self._reporter.stop()
         except BaseException as error:
-            if closed and session.num_commits and not session.is_within_step:
-                with contextlib.suppress(OSError, InputError):
-                    self.commit()  # these steps were seen
             # Before the first step of the attempt nothing depends on its noise.
             has_stepped = session.is_within_step or session.num_steps_executed > first
-            ends = has_stepped and (
-                not isinstance(error, _INTERRUPTIONS)
-                or (closed and not self._is_committed)
-            )
+            ends = has_stepped and not isinstance(error, _INTERRUPTIONS)
             if ends:
                 self._end_for_good()
             if self._workers.count == 1:
@@ -631,17 +597,15 @@ class Training:
         self,
         end: int,
         *,
-        observe: Callable[[Element], None] | None = None,
         before: Callable[[], object] = lambda: None,
-        after: Callable[[], bool] = lambda: False,
+        after: Callable[[], object] = lambda: None,
     ) -> None:
         """Takes steps and commits, the last of them included.
 
         Args:
           end: Number of steps of the run after which it ends.
-          observe: Called with every batch, at the weights before the step.
           before: Called before each step.
-          after: Called after each step; returns whether to end after it.
+          after: Called after each step.
 
         Raises:
           StoppedError: a signal arrived; the steps so far are committed.
@@ -654,24 +618,22 @@ class Training:
             if self.best is not None:
                 parts = map(without_held_out, parts)
             number = session.execute(
-                noise, parts, observe=observe, stop=next(iter(self._received), None)
+                noise, parts, stop=next(iter(self._received), None)
             )
             done = session.num_steps_executed
             if done == session.num_steps:
                 next(self._steps, None)  # checks that the batches end here
             self.averages.after_step(done)
             self._reporter.advance(done)
-            if self._closed:
-                self._complete_rows()  # callbacks may look at them
-            stops = after() and self._workers.count == 1
-            is_last = stops or done == end
+            after()
+            is_last = done == end
             if is_last:
                 self.check_same_weights()
             if is_last or number or done in self.iterates.steps or self._is_due(done):
                 self.commit()
             if number and done < session.num_steps:
                 message = f"Stopped after step {done} of {session.num_steps}. {_AGAIN}"
-                agreement.leave(self._workers, AgreedStopError(message, number))
+                worker_group.leave(self._workers, AgreedStopError(message, number))
             if is_last:
                 return
 
@@ -698,7 +660,7 @@ class Training:
     def check_same_weights(self) -> None:
         """Refuses, by an AgreedError, workers whose states differ."""
         values = (variable.numpy() for variable in self._variables.values())
-        agreement.same_arrays(self._workers, values, self.session.num_steps_executed)
+        worker_group.same_arrays(self._workers, values, self.session.num_steps_executed)
 
 
 _AGAIN = "Give the same command, or run the same cell, to continue."

@@ -43,11 +43,11 @@ import numpy as np
 from pipelines.files import storage
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.flat_settings import train_settings
-from trainer.averaging.iterates import Iterates
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.run.session import Session
 from trainer.report.progress import Silent
+from trainer.run.iterates import Iterates
 from trainer.run.preflight import Request
 from trainer.train import train
 

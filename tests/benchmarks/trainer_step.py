@@ -42,9 +42,9 @@ from accounting.core.plan import TRUNCATED_CYCLIC_POISSON, DpSgdPlan  # noqa: E4
 from pipelines.batches.reader import stored  # noqa: E402
 from pipelines.files.key_sources import insecure_key  # noqa: E402
 from tests.criteo import described  # noqa: E402
-from trainer.claims import bam, lazy_tables  # noqa: E402
+from trainer.claims import bam, lazy_noise  # noqa: E402
 from trainer.claims.lazy_noise import LazyNoise  # noqa: E402
-from trainer.core.run.batches import BatchSource  # noqa: E402
+from trainer.core.run.session import read_elements  # noqa: E402
 from trainer.core.step.bounded_sum import BoundedSum  # noqa: E402
 from trainer.core.step.clipping import ExampleGradients  # noqa: E402
 from trainer.core.step.dp_step import Step  # noqa: E402
@@ -134,7 +134,7 @@ class Private:
     ) -> None:
         self._num_steps = setting.num_steps
         self._model, optimizer = setting.model(), keras.optimizers.SGD()
-        chosen = lazy_tables.choose(
+        chosen = lazy_noise.choose(
             self._model, optimizer,
             TrainSettings(
                 noise_multiplier=1.0, l2_norm_clip=1.0, optimizer="sgd"
@@ -145,8 +145,10 @@ class Private:
             make_gradients(self._model), plan or setting.manifest.plan,
             l2_norm_clip=1.0, noise_multiplier=1.0,
         )  # fmt: skip
-        self._lazy = chosen.reads and LazyNoise(chosen.reads, bounded=summed)
-        self._flush_every = chosen.flush_every
+        self._lazy, self._flush_every = None, 0
+        if chosen is not None:
+            reads, self._flush_every = chosen
+            self._lazy = LazyNoise(reads, bounded=summed)
         self._step = Step(self._model.variables, summed, optimizer, lazy=self._lazy)
         self.extra: Seconds = {"wall": 0.0, "processor": 0.0}
 
@@ -208,7 +210,7 @@ def _clocked(act: Callable[[], object]) -> Seconds:
 def _seconds_per_step(way: Any, setting: Setting) -> Seconds:
     """Means over the steps of one round, reading included."""
     with way.steps() as step:
-        batches = iter(BatchSource(stored(setting.path), setting.manifest))
+        batches = read_elements(stored(setting.path), setting.manifest)
         for _ in range(WARM_UP):
             step(next(batches))
 

@@ -26,7 +26,6 @@ from pipelines.tables.schema import LABEL, Schema
 from tests.trainer.zoo import arrays
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, tf
-from trainer.fitting import ExampleWeights, weighted
 from trainer.gradients.paths import ONE_PASS
 from trainer.model.layers import keyed_layers
 from trainer.model.losses import loss_by_name, loss_of_keras
@@ -37,7 +36,6 @@ from trainer.models import as_functional, check_model, make_trained
 #: Rows of a physical batch.
 PHYSICAL = 16
 #: Column of the weight of each row's loss.
-IMPORTANCE = "importance"
 
 LOGISTIC = keras.losses.BinaryCrossentropy(from_logits=True)
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -200,8 +198,6 @@ class Architecture:
         """The model as a step of ``make_private`` and `dpsgd train` trains it."""
         model = self.plain()
         check_model(model, of_one_row(self.manifest))
-        if IMPORTANCE in self.columns:
-            model = weighted(model, ExampleWeights(sample_weight=IMPORTANCE))
         return make_trained(model, self.manifest, ONE_VIEW)
 
     def with_seeds(self, rows: np.ndarray, model: TrainableModel) -> np.ndarray:
@@ -242,7 +238,7 @@ class Architecture:
 
 
 def _loss_of_row(network: Any, row: Mapping[str, np.ndarray]) -> Any:
-    """Keras's loss of the outputs in training, by the row's dropout and weight."""
+    """Keras's loss of the outputs in training, by the row's dropout."""
     inputs = nested_inputs(network, row)
     labels: Any = row["label"]
     if isinstance(network.output, dict):
@@ -250,7 +246,7 @@ def _loss_of_row(network: Any, row: Mapping[str, np.ndarray]) -> Any:
     dropped = keyed_layers(network, row[SEEDS]) if SEEDS in row else None
     with dropped or contextlib.nullcontext():
         outputs = network(inputs, training=True)
-    return network.compute_loss(inputs, labels, outputs, row.get(IMPORTANCE))
+    return network.compute_loss(inputs, labels, outputs)
 
 
 #: Name -> architecture, in the order of the modules.

@@ -25,8 +25,8 @@ layers, ops = keras.layers, keras.ops
 OF_TABLES: Architectures = {}
 architecture = registers(OF_TABLES)
 
-#: Numbers, the ids of four fields, and a column of weights.
-NUMBERS, FIELDS, WEIGHTED = real(5), ids(7, 4), {"importance": positive()}
+#: Numbers, and the ids of four fields.
+NUMBERS, FIELDS = real(5), ids(7, 4)
 
 
 def _fields(fields: Any, units: int = 3) -> Any:
@@ -40,7 +40,7 @@ def _deep(numbers: Any, units: int = 1) -> Any:
 # -- recommenders ----------------------------------------------------------------------
 
 
-@architecture(numbers=NUMBERS, **WEIGHTED)
+@architecture(numbers=NUMBERS)
 def tf_privacy_logistic_regression(numbers: Any) -> Any:
     return layers.Dense(1)(numbers)
 
@@ -64,7 +64,7 @@ def deep_and_cross(numbers: Any, fields: Any) -> Any:
     return _deep(ops.concatenate([values, layers.Dense(3, "relu")(start)], 1))
 
 
-@architecture(fields=FIELDS, **WEIGHTED)
+@architecture(fields=FIELDS)
 def deep_fm(fields: Any) -> Any:
     values = _fields(fields)
     pairs = ops.square(ops.sum(values, 1)) - ops.sum(ops.square(values), 1)
@@ -133,7 +133,7 @@ def deep_interest(history: Any, item: Any) -> Any:
 @architecture(
     numbers=NUMBERS, click=ids(2), dwell=positive(1),
     loss={"click": LOGISTIC, "dwell": SQUARES},
-    loss_weights={"click": 1.0, "dwell": 0.3}, **WEIGHTED,
+    loss_weights={"click": 1.0, "dwell": 0.3},
 )  # fmt: skip
 def multi_gate_experts(numbers: Any) -> Any:
     experts = ops.stack([layers.Dense(3, "relu")(numbers) for _ in range(3)], 1)
@@ -278,7 +278,7 @@ for _name, _label, _loss, _units in (
     ("focal_loss", ids(2), keras.losses.BinaryFocalCrossentropy(from_logits=True), 1),
     ("cosine_loss", one_hot(3), keras.losses.CosineSimilarity(), 3),
 ):
-    architecture(name=_name, numbers=NUMBERS, label=_label, loss=_loss, **WEIGHTED)(
+    architecture(name=_name, numbers=NUMBERS, label=_label, loss=_loss)(
         lambda numbers, units=_units: _deep(numbers, units)
     )
 
@@ -296,7 +296,7 @@ def _ordinal(labels: Any, logits: Any) -> Any:
     return ops.sum(ops.softplus(logits) - above * logits, -1)
 
 
-@architecture(numbers=NUMBERS, label=ids(4), loss=_ordinal, **WEIGHTED)
+@architecture(numbers=NUMBERS, label=ids(4), loss=_ordinal)
 def ordinal_regression(numbers: Any) -> Any:
     return _Thresholds()(_deep(numbers))
 
@@ -328,7 +328,7 @@ for _name, _table, _loss, _rows in (
     )
 
 
-@architecture(words=ids(7, 3), rows_per_user=2, **WEIGHTED)
+@architecture(words=ids(7, 3), rows_per_user=2)
 def masked_lstm_of_users(words: Any) -> Any:
     values = layers.Embedding(7, 3, mask_zero=True)(words)
     return layers.Dense(1)(layers.Dropout(0.3)(layers.LSTM(2)(values)))

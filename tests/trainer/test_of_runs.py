@@ -89,21 +89,6 @@ def test_noise_record_statement_page_and_metrics_are_of_all_runs(
     assert f"Their models and metrics together are {both}" in price.claim
 
 
-def test_a_given_noise_is_stated_for_all_runs(
-    small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    settings = declared(target_epsilon=None, noise_multiplier=2.0)
-    request = Request(
-        settings=settings, batches=small_batches.path, held_out=None,
-        run=tmp_path / "run",
-    )  # fmt: skip
-    stated = preflight.check(request).statement
-    exact = accountant.epsilon(
-        of_all(small_batches.manifest.plan), noise_multiplier=2.0, delta=DELTA
-    )
-    assert stated.epsilon == exact
-
-
 def test_make_private_declares_runs(
     small_batches: Any, least_noise: float, tmp_path: pathlib.Path
 ) -> None:

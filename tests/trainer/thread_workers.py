@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.claims.workers.agreement import Group
+from trainer.claims.worker_group import Group
 
 
 class Together:

@@ -60,8 +60,8 @@ from trainer.gradients.paths import (
     example_gradients,
 )
 from trainer.gradients.proof import ids_depend_on_weights, proof_of
-from trainer.methods.hooks import Hooks
 from trainer.model.trainable_model import TrainableModel
+from trainer.run.hooks import Hooks
 from trainer.settings.methods import BAM_HVP, BAM_SAM
 from trainer.settings.train_settings import TrainSettings
 

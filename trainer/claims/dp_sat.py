@@ -30,8 +30,7 @@ import numpy as np
 
 from accounting.core.validation import check_float
 from trainer.core.tf_compat import raw_variable, tf
-from trainer.methods import hooks
-from trainer.methods.hooks import Hooks, MethodOptimizer
+from trainer.run.hooks import Hooks, MethodOptimizer
 from trainer.settings.train_settings import TrainSettings
 
 #: Added to the norm, as by the authors: the first step has no previous gradient.
@@ -104,7 +103,5 @@ def _optimizer_of(
 
 
 HOOKS = Hooks(
-    choose_path=hooks.fastest_path,
-    gradients=hooks.gradients,
     optimizer=_optimizer_of,
 )

@@ -12,8 +12,8 @@ completed: its weights w become
 
 The cost of a step depends on the number of rows that it reads, not on the size of the
 table.  With several workers, each completes the rows that any of them reads, with the
-sum of all workers' integers, and draws some of the blocks of noise.  In a flush each
-worker completes some of the rows and sends their weights to the others.
+sum of all workers' integers, and draws some of the blocks of noise.  A flush does the
+same for all rows, some at a time.
 
 Formal guarantees:
   - The joint distribution of all weights that steps read, and of the weights after a
@@ -25,8 +25,10 @@ Formal guarantees:
   - Draws depend only on secret, step, table and block.
   - Weights are the same bits for any number of workers, and any split of a step.
   - ``flush`` completes every row; ``num_pending`` counts the rows that are not.
-  - In a flush each block is drawn by one worker.  Workers take turns by chunks of
-    blocks: with at least as many chunks as workers, each draws some.
+  - ``choose`` takes a table only under these conditions: plain SGD without momentum,
+    decay or clipping, and no constraint of any weight; the rows of a step are known
+    before any weight is read; and between two flushes only steps read the table.
+  - Each block is drawn by one worker; workers take turns.
 
 Limitation.  The number of times that a weight is rounded to float32 between two flushes
 follows from the number of its reads, and with a learning-rate schedule so does the
@@ -46,20 +48,25 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.claims.workers.agreement import Group
+from pipelines.core.batches.manifest import Manifest
+from trainer.claims.worker_group import Group
 from trainer.core.run.withheld import withhold_values
-from trainer.core.step import dp_step
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import aligned, rounded
 from trainer.core.step.workers import Alone, Workers
-from trainer.core.tf_compat import tf
-from trainer.gradients.proof import TableReads
+from trainer.core.tf_compat import array_of, keras, tensor_of, tf
+from trainer.gradients.paths import ONE_PASS
+from trainer.gradients.proof import TableReads, table_reads
+from trainer.model.trainable_model import TrainableModel
+from trainer.run import hooks
+from trainer.settings.methods import NON_PRIVATE
+from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 
 #: Number of values of a block of noise (whole rows), which one worker draws.
 _BLOCK = 1 << 15
@@ -67,7 +74,7 @@ _BLOCK = 1 << 15
 #: Number of values rounded at a time, in a core's first cache.
 _CHUNK = 1 << 12
 
-#: Number of blocks of all tables that a worker completes at a time in a flush.
+#: Number of blocks of all tables that are completed at a time in a flush.
 _FLUSH_BLOCKS = 1 << 6
 
 #: Number of blocks drawn at a time; NumPy releases the interpreter lock meanwhile.
@@ -125,7 +132,6 @@ class LazyNoise:
         self._start = _start_of(self._places, self._new)
         self._ids = tf.function(reads.ids, autograph=False)
         self._subtract = _subtract_of(self.tables)
-        self._assign = _assign_of(self.tables)
 
     @property
     def buffers(self) -> list[Any]:
@@ -147,19 +153,7 @@ class LazyNoise:
           draw: Returns the noise of a block of the rows read, keyed by the step.
         """
         rows = self._rows_of_all(batches)
-        # One vector: each exchange has a fixed cost, and each copy, too.
-        values = aligned((self._num_values(rows),))
-        units = self._parts(values, rows)
-        for index, ids in enumerate(rows):
-            _take(self._sums[index], ids, units[index])
-            units[index][self._rates[index][ids] == 0] = 0
-        share = slice(self._workers.rank, None, self._workers.count)
-        sizes = self._add_noise(rows, units, draw, share=share)
-        summed = self._parts(self._workers.sum(values), rows)
-        self._subtract(rows, [*map(dp_step.tensor_of, summed)], sizes)
-        for index, ids in enumerate(rows):
-            self._reached[index][ids] = self._total
-            self._rates[index][ids] = 0
+        self._complete(rows, draw)
         self._just_read = rows
         self._start(rows)
 
@@ -190,7 +184,7 @@ class LazyNoise:
             self._least_rate = min(self._least_rate, float(rate))
             for index, ids in enumerate(self._just_read):
                 new = self._new[index].read_value()
-                self._sums[index][ids] = dp_step.array_of(new)
+                self._sums[index][ids] = array_of(new)
                 self._rates[index][ids] = rate
         self._just_read = self._no_rows()
         if math.sqrt(self._total) > _MOST_RATIO * self._least_rate:
@@ -208,9 +202,8 @@ class LazyNoise:
         """
         if not self._total:
             return
-        chunks = self._chunks()
-        while some := [*itertools.islice(chunks, self._workers.count)]:
-            self._flush_chunks(some, draw)
+        for rows in self._chunks():
+            self._complete(rows, draw, are_consecutive=True)
         self.forget()
 
     def forget(self) -> None:
@@ -232,61 +225,47 @@ class LazyNoise:
                 for count, size in zip(counts, sizes, strict=True)
             ]
 
-    def _flush_chunks(self, chunks: list[list[np.ndarray]], draw: DrawBlock) -> None:
-        """Completes one chunk at each worker, and exchanges the weights."""
-        waiting = [
-            [ids[rates[ids] > 0] for ids, rates in zip(rows, self._rates, strict=True)]
-            for rows in chunks
-        ]
-        values = aligned((sum(map(self._num_values, waiting)),))
-        sums = self._parts(values, *waiting)
-        for place, ids in enumerate(itertools.chain(*waiting)):
-            _take(self._sums[place % len(self.tables)], ids, sums[place])
-        sums = self._parts(self._workers.sum(values), *waiting)
-        rank, size = self._workers.rank, len(self.tables)
-        mine: list[Any] = []
-        if rank < len(chunks):
-            of_mine = sums[rank * size :][:size]
-            mine = self._flush_chunk(chunks[rank], waiting[rank], of_mine, draw)
-        if self._workers.count > 1:
-            self._share(chunks, [*map(dp_step.array_of, mine)])
-
-    def _share(self, chunks: list[list[np.ndarray]], mine: list[np.ndarray]) -> None:
-        """Sends the weights of each worker's chunk to the others."""
-        # The sum of one worker's bits, as integers, and the others' zeros is exact.
-        bits = np.zeros(_ceil(sum(map(self._num_values, chunks)), 2), np.int64)
-        size = len(self.tables)
-        places = self._parts(bits.view(np.float32), *chunks)
-        for place, values in zip(
-            places[self._workers.rank * size :], mine, strict=False
-        ):
-            place[:] = values
-        weights = self._parts(self._workers.sum(bits).view(np.float32), *chunks)
-        for other, rows in enumerate(chunks):
-            if other != self._workers.rank:
-                self._assign(rows, weights[other * size :][:size])
-
-    def _flush_chunk(
+    def _complete(
         self,
         rows: list[np.ndarray],
-        waiting: list[np.ndarray],
-        sums: list[np.ndarray],
         draw: DrawBlock,
-    ) -> list[Any]:
-        """Completes consecutive rows of each table, and returns their weights.
+        *,
+        are_consecutive: bool = False,
+    ) -> None:
+        """Adds pending integers and lacking noise to distinct rows of each table.
 
         Args:
-          rows: Rows of each table, in whole blocks.
-          waiting: Those of the rows that have pending integers, by table.
-          sums: Pending integers of these, summed over the workers.
-          draw: Returns the noise of a block of a table.
+          rows: Rows of each table, the same at all workers.
+          draw: Returns the noise of a block of rows.
+          are_consecutive: Whether the rows are whole blocks, numbered in the table; of
+            other rows, blocks are numbered in ``rows``.
         """
-        units = []
-        for ids, waits, of_table in zip(rows, waiting, sums, strict=True):
-            units.append(aligned((len(ids), of_table.shape[1]), np.zeros))
-            units[-1][waits - ids[:1]] = of_table
-        sizes = self._add_noise(rows, units, draw, consecutive=True)
-        return self._subtract(rows, [*map(dp_step.tensor_of, units)], sizes)
+        # One vector: each exchange has a fixed cost, and each copy, too.
+        values = aligned((self._num_values(rows),))
+        sizes, blocks = [], []
+        for index, (ids, units) in enumerate(
+            zip(rows, self._parts(values, rows), strict=True)
+        ):
+            # With the default mode, NumPy copies through a buffer.
+            np.take(self._sums[index], ids, axis=0, out=units, mode="clip")
+            waits = self._rates[index][ids]
+            units[waits == 0] = 0
+            # Without pending integers any rate is right, if all workers use the same.
+            rates = np.where(waits > 0, waits, self._last_rate)
+            sizes.append(rates * self._step_size)
+            factors = self._noise_factors(index, ids, rates)
+            step = self._block_rows(index)
+            first = int(ids[0]) // step if are_consecutive and len(ids) else 0
+            for start in range(0, len(ids), step):
+                part = slice(start, start + step)
+                place = index, first + start // step
+                blocks.append((place, units[part], factors[part]))
+        _draw_blocks(blocks[self._workers.rank :: self._workers.count], draw)
+        summed = self._parts(self._workers.sum(values), rows)
+        self._subtract(rows, [*map(tensor_of, summed)], sizes)
+        for index, ids in enumerate(rows):
+            self._reached[index][ids] = self._total
+            self._rates[index][ids] = 0
 
     def _block_rows(self, index: int) -> int:
         return max(1, _BLOCK // self.tables[index].shape[1])
@@ -330,58 +309,20 @@ class LazyNoise:
         )
 
     def _parts(
-        self, values: np.ndarray, *rows: Sequence[np.ndarray]
+        self, values: np.ndarray, rows: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         """Returns views of a vector for rows of each table, (rows, size) each.
 
         Args:
-          values: Values of the rows one after the other; more may follow.
-          *rows: Rows of each table, for one or several chunks.
+          values: Values of the rows one after the other.
+          rows: Rows of each table.
         """
         shapes = [
             (len(ids), table.shape[1])
-            for some in rows
-            for ids, table in zip(some, self.tables, strict=True)
+            for ids, table in zip(rows, self.tables, strict=True)
         ]
-        ends = np.cumsum([*map(math.prod, shapes)])
+        ends = np.cumsum([*map(math.prod, shapes)])[:-1]
         return [*map(np.reshape, np.split(values, ends), shapes)]
-
-    def _add_noise(
-        self,
-        rows: Sequence[np.ndarray],
-        units: Sequence[np.ndarray],
-        draw: DrawBlock,
-        *,
-        share: slice = slice(None),
-        consecutive: bool = False,
-    ) -> list[np.ndarray]:
-        """Adds the noise that rows of each table lack to their integers.
-
-        Args:
-          rows: Distinct rows of each table.
-          units: Integers of the rows, changed in place.
-          draw: Returns the noise of a block.
-          share: Blocks that this worker draws.
-          consecutive: Whether blocks are numbered in the table, not in ``rows``.
-
-        Returns:
-          Change of a weight by one unit, float32, for each row of each table.
-        """
-        sizes, blocks = [], []
-        for index, ids in enumerate(rows):
-            waits = self._rates[index][ids]
-            # Without pending integers any rate is right, if all workers use the same.
-            rates = np.where(waits > 0, waits, self._last_rate)
-            sizes.append(rates * self._step_size)
-            factors = self._noise_factors(index, ids, rates)
-            step = self._block_rows(index)
-            first = int(ids[0]) // step if consecutive and len(ids) else 0
-            for start in range(0, len(ids), step):
-                part = slice(start, start + step)
-                place = index, first + start // step
-                blocks.append((place, units[index][part], factors[part]))
-        _draw_blocks(blocks[share], draw)
-        return sizes
 
     def _noise_factors(
         self, index: int, ids: np.ndarray, rates: np.ndarray
@@ -432,12 +373,6 @@ def _distinct(ids: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
     return np.flatnonzero(mask)
 
 
-def _take(sums: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
-    """Copies rows of ``sums`` to ``out``."""
-    # With the default mode, NumPy copies through a buffer.
-    np.take(sums, ids, axis=0, out=out, mode="clip")
-
-
 def _add_rounded(units: np.ndarray, noise: np.ndarray, factors: np.ndarray) -> None:
     """Adds each row's noise times its factor to its integers; overwrites ``noise``."""
     size = max(1, _CHUNK // noise.shape[1])
@@ -461,19 +396,13 @@ def _start_of(places: Sequence[Any], new: Sequence[Any]) -> Any:
 
 
 def _subtract_of(tables: Sequence[Any]) -> Any:
-    """Returns the function that subtracts each row's integers times its step size.
+    """Returns the function that subtracts each row's integers times its step size."""
 
-    It returns the new weights of the rows.
-    """
-
-    def subtract(rows: Any, units: Any, sizes: Any) -> list[Any]:
-        found = []
+    def subtract(rows: Any, units: Any, sizes: Any) -> None:
         for table, *of_table in zip(tables, rows, units, sizes, strict=True):
             ids, unit, size = of_table
             change = tf.cast(unit, tf.float32) * tf.expand_dims(size, 1)
-            found.append(tf.gather(table, ids) - change)
-            table.scatter_update(tf.IndexedSlices(found[-1], ids))
-        return found
+            table.scatter_update(tf.IndexedSlices(tf.gather(table, ids) - change, ids))
 
     signature = [
         _each(tf.int64, ((None,) for _ in tables)),
@@ -483,19 +412,128 @@ def _subtract_of(tables: Sequence[Any]) -> Any:
     return tf.function(subtract, input_signature=signature, autograph=False)
 
 
-def _assign_of(tables: Sequence[Any]) -> Any:
-    """Returns the function that assigns weights to rows of each table."""
-
-    def assign(rows: Any, weights: Any) -> None:
-        for table, ids, values in zip(tables, rows, weights, strict=True):
-            table.scatter_update(tf.IndexedSlices(values, ids))
-
-    signature = [
-        _each(tf.int64, ((None,) for _ in tables)),
-        _each(tf.float32, ((None, table.shape[1]) for table in tables)),
-    ]
-    return tf.function(assign, input_signature=signature, autograph=False)
-
-
-def _each(dtype: Any, shapes: Iterable[Sequence[int | None]]) -> list[Any]:
+def _each(dtype: Any, shapes: Iterator[Sequence[int | None]]) -> list[Any]:
     return [tf.TensorSpec(shape, dtype) for shape in shapes]
+
+
+# -- which tables ------------------------------------------------------------------
+
+#: Unless asked for, a table is lazy only with this many rows per row that a step reads.
+_ROWS_PER_READ = 2
+
+#: Values that steps draw between two flushes, per value that a flush draws.
+_DRAWS_PER_FLUSH_DRAW = 16
+
+
+def is_plain_sgd(optimizer: Any) -> bool:
+    """Whether a step subtracts the learning rate times the gradient and no more."""
+    return type(optimizer) is keras.optimizers.SGD and not (
+        optimizer.momentum
+        or optimizer.weight_decay
+        or optimizer.clipnorm
+        or optimizer.clipvalue
+        or optimizer.global_clipnorm
+        or optimizer.use_ema
+        or optimizer.gradient_accumulation_steps
+        or optimizer.loss_scale_factor
+    )
+
+
+def _obstacle(
+    reads: TableReads | None,
+    optimizer: Any,
+    settings: TrainSettings,
+    model: TrainableModel,
+) -> str | None:
+    """Returns why no table of this run can have lazy noise; None if one can."""
+    if settings.lazy_obstacle is not None:
+        return settings.lazy_obstacle
+    if not is_plain_sgd(optimizer):
+        return "the optimizer is not plain SGD"
+    if reads is None:
+        return "the model has no Embedding whose rows are known before it is read"
+    if model.prepare is not None:
+        return "an augmentation may change which rows an example reads"
+    # Of any weight: its function may read a table, of which rows lack noise.
+    if any(one.constraint is not None for one in model.optimized):
+        return "the model has a constraint, which may read or change other rows"
+    return None
+
+
+def choose(
+    model: TrainableModel,
+    optimizer: Any,
+    settings: TrainSettings,
+    *,
+    manifest: Manifest,
+) -> tuple[TableReads, int] | None:
+    """Returns which tables of a run get lazy noise; None if all noise is dense.
+
+    Args:
+      model: A model that ``check_model`` accepted.
+      optimizer: Optimizer of the run.
+      settings: Settings of the run; ``embedding_noise`` is what the user asked for.
+      manifest: Manifest of the batches.
+
+    Returns:
+      The tables, with the rows that a step reads; and steps that cost many times a
+      flush.
+
+    Raises:
+      InputError: ``settings`` ask for lazy noise where it is not exact.
+    """
+    if settings.method == NON_PRIVATE or settings.embedding_noise == DENSE_NOISE:
+        return None
+    fast = hooks.choose_path(model, settings) == ONE_PASS
+    reads = table_reads(model) if fast else None
+    found = _obstacle(reads, optimizer, settings, model)
+    if found is None and manifest.plan.bands is not None:
+        found = f"rows of a table cannot wait for noise of {manifest.plan.bands} bands"
+    is_asked = settings.embedding_noise == LAZY_NOISE
+    if found is not None or reads is None:  # without reads there is an obstacle
+        if is_asked:
+            raise InputError(
+                f"Expected --embedding-noise lazy only where it is exact; here {found}."
+                " Omit it for dense noise."
+            )
+        return None
+    parts = manifest.parts_per_step or _ceil(
+        manifest.plan.expected_batch_size, manifest.physical_batch_size
+    )
+    step_rows = parts * manifest.physical_batch_size
+    chosen = reads if is_asked else _worthwhile(reads, step_rows)
+    if not chosen.tables:
+        return None
+    return chosen, _flush_every(model, chosen, step_rows)
+
+
+def _num_values(variables: Sequence[Any]) -> int:
+    return sum(variable.shape.num_elements() for variable in variables)
+
+
+def _worthwhile(reads: TableReads, step_rows: int) -> TableReads:
+    """Returns the reads of those tables of which a step reads a small part."""
+    kept = [
+        table.shape[0] >= _ROWS_PER_READ * count * step_rows
+        for table, count in zip(reads.tables, reads.num_ids, strict=True)
+    ]
+
+    def ids(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        return list(itertools.compress(reads.ids(columns, weight), kept))
+
+    return TableReads(
+        tables=tuple(itertools.compress(reads.tables, kept)),
+        num_ids=tuple(itertools.compress(reads.num_ids, kept)),
+        ids=ids,
+    )
+
+
+def _flush_every(model: TrainableModel, reads: TableReads, step_rows: int) -> int:
+    """Returns the steps between flushes, so that these cost a fraction of the steps."""
+    lazy = _num_values(reads.tables)
+    read = sum(
+        min(table.shape[0], count * step_rows) * table.shape[1]
+        for table, count in zip(reads.tables, reads.num_ids, strict=True)
+    )
+    drawn = _num_values(model.variables) - lazy + read
+    return max(1, _ceil(_DRAWS_PER_FLUSH_DRAW * lazy, drawn))

@@ -53,9 +53,8 @@ import numpy as np
 from accounting.core.validation import InputError, check_float
 from trainer.core.step.noise import mixing_coefficients
 from trainer.core.tf_compat import raw_variable, tf
-from trainer.methods import hooks
-from trainer.methods.hooks import Hooks, MethodOptimizer
 from trainer.model.trainable_model import TrainableModel
+from trainer.run.hooks import Hooks, MethodOptimizer
 from trainer.settings.train_settings import TrainSettings
 
 
@@ -191,8 +190,6 @@ def _optimizer_of(
 
 
 HOOKS = Hooks(
-    choose_path=hooks.fastest_path,
-    gradients=hooks.gradients,
     linf_factor=_linf_factor,
     optimizer=_optimizer_of,
     draw=mixing_coefficients,

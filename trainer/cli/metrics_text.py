@@ -6,11 +6,11 @@ from typing import Any
 
 from trainer.model.metrics import in_words, metric_names
 from trainer.report.run_files import warnings
-from trainer.settings.aggregation_settings import (
+from trainer.settings.methods import NON_PRIVATE
+from trainer.settings.train_settings import (
     MEANINGS,
     OMV,
 )
-from trainer.settings.methods import NON_PRIVATE
 
 #: Names that are too wide for a column.
 _HEADINGS = {

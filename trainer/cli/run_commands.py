@@ -12,8 +12,8 @@ from accounting.cli.options import AllowLargeDelta, Json, LocalPath, check_delta
 from accounting.core.settings import REQUIRED, OfPrivacy, choice
 from trainer.cli.metrics_text import metrics_text
 from trainer.report.progress import Terminal
-from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.requests import AVERAGES, LAST
+from trainer.settings.train_settings import WEIGHT_AVERAGES
 
 
 def statistics(
@@ -192,9 +192,9 @@ def predict(
         needed.
       out: New file, with one row for each row of --input, in order: CSV if its name
         ends in .csv, else Parquet.
-      average: Weights to predict with: last; ema, uta or custom, averaged while
-        training; past_ema, upa, past_custom, opa or omv, of kept iterates.  [default:
-        last; opa with --uncertainty]
+      average: Weights to predict with: last; ema or uta, averaged while training;
+        past_ema, upa, opa or omv, of kept iterates.  [default: last; opa with
+        --uncertainty]
       uncertainty: Also write intervals of this level, such as 0.95, from kept iterates:
         how much a prediction varies with the noise.
       carry: Column of --input to copy to --out, such as an id; may be repeated.

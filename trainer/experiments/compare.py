@@ -59,10 +59,9 @@ from trainer.report.report import (
     over_seeds,
 )
 from trainer.report.run_files import PLAIN, warnings
-from trainer.settings.aggregation_settings import OMV
 from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.requests import LAST, ComparisonSettings
-from trainer.settings.train_settings import TrainSettings, number_in_words
+from trainer.settings.train_settings import OMV, TrainSettings, number_in_words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -49,8 +49,8 @@ from trainer.report.run_files import (
 )
 from trainer.run import privacy
 from trainer.settings import methods
-from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.methods import NON_PRIVATE
+from trainer.settings.train_settings import MEANINGS
 
 _AGAIN = "Anyone, from the numbers on this page alone: compute epsilon again."
 _TOGETHER = "The {count} runs together are one run of as many steps or epochs."

@@ -19,7 +19,7 @@ def functions_of(settings: Any) -> dict[str, str]:
     Args:
       settings: `TrainSettings`.
     """
-    options = ("model", "augment", "loss", "metric", "optimizer", "aggregate")
+    options = ("model", "augment", "loss", "metric", "optimizer")
     found = {option: getattr(settings, option) for option in options}
     return {option: spec for option, spec in found.items() if spec and ":" in spec}
 

@@ -24,7 +24,6 @@ Formal guarantees:
 
   - After ``weights_of`` the variables have their old values, bit for bit, also after an
     exception.
-  - ``unchanged`` raises if a variable changed, and then restores all.
 
 Public: everything here, as the user declares, except digests of the rows' files.
 """
@@ -180,30 +179,6 @@ def _rows_of(variable: Any) -> dict[str, Any]:
 
 def _digest(variable: Any) -> str:
     return hashlib.sha256(np.asarray(variable.numpy()).tobytes()).hexdigest()
-
-
-@contextlib.contextmanager
-def unchanged(variables: Sequence[Any], what: str) -> Iterator[None]:
-    """Checks that no state changes within a context; otherwise restores variables.
-
-    Args:
-      variables: TensorFlow variables.
-      what: What runs in the context, in words.
-
-    Raises:
-      InputError: a variable changed.
-    """
-
-    before = [variable.numpy() for variable in variables]
-    yield
-    after = [variable.numpy() for variable in variables]
-    if any(a.tobytes() != b.tobytes() for a, b in zip(before, after, strict=True)):
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
-        raise InputError(
-            f"Expected {what} to change no variable of the model: it would hold values "
-            "of rows without noise. Remove the assignment."
-        )
 
 
 @contextlib.contextmanager

@@ -25,14 +25,14 @@ from trainer.report.run_files import (
     exported_names,
     read_finished,
 )
-from trainer.settings.aggregation_settings import (
+from trainer.settings.requests import AVERAGES, LAST
+from trainer.settings.train_settings import (
     OMV,
     OPA,
     PAST_EMA,
     UPA,
     WEIGHT_AVERAGES,
 )
-from trainer.settings.requests import AVERAGES, LAST
 
 #: Column of a majority vote, beside the class that it predicts.
 VOTE_SHARE = "vote_share"
@@ -143,8 +143,7 @@ def _check_average(run: pathlib.Path, average: str, possible: list[str]) -> None
         raise InputError(
             f"Expected average={average!r} to be one that {run} has: "
             f"{', '.join(possible)}. Others need --ema-decay, --tail or --keep-last of "
-            "`dpsgd train`; omv also needs a loss of classes, and past_custom "
-            "--aggregate and --export past_custom there."
+            "`dpsgd train`; omv also needs a loss of classes."
         )
 
 

@@ -22,14 +22,6 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.averaging.iterates import (
-    OutputsByName,
-    WeightedMean,
-    ema_weights,
-    interval_columns,
-    read_iterate,
-    uniform_weights,
-)
 from trainer.core.run.withheld import withhold_values
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.tf_compat import tf
@@ -38,7 +30,14 @@ from trainer.model.evaluation import check_finite
 from trainer.model.metrics import BINARY
 from trainer.prediction.chosen_model import PREDICTED, VOTE_SHARE, ChosenModel
 from trainer.report import run_files
-from trainer.settings.aggregation_settings import OMV, OPA, PAST_EMA
+from trainer.run.iterates import (
+    OutputsByName,
+    ema_weights,
+    interval_columns,
+    read_iterate,
+    weighted_mean,
+)
+from trainer.settings.train_settings import OMV, OPA, PAST_EMA
 
 #: Columns of some rows -> predictions by name, in the order of the rows.
 Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
@@ -127,14 +126,11 @@ class _ExportedModel:
     def average_iterates(self) -> None:
         """Sets the weights of the model to an average of the kept iterates."""
         count = len(self._chosen.iterates)
-        weights = uniform_weights(count)
+        weights = np.full(count, 1 / count)
         if self._chosen.average == PAST_EMA:
             assert self._chosen.keep_decay is not None  # checked
             weights = ema_weights(count, self._chosen.keep_decay)
-        mean = WeightedMean(weights)
-        for iterate in self._iterates():
-            mean.add(iterate)
-        self._assign(mean.values())
+        self._assign(weighted_mean(self._iterates(), weights))
 
     def outputs_of_iterates(
         self, columns: Mapping[str, np.ndarray]

@@ -100,15 +100,15 @@ from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables import table_files
 from pipelines.tables.cells import CELLS_NAME
 from pipelines.tables.reading import Part, RawInputs
-from trainer.averaging.iterates import column_names, in_units
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, CLASSES, OTHER
 from trainer.model.rows import as_table, schema_of
 from trainer.prediction.chosen_model import PREDICTED, VOTE_SHARE, ChosenModel, choose
 from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import PREDICTION, PROBABILITIES, PROBABILITY
+from trainer.run.iterates import column_names, in_units
 from trainer.run.preflight import check_local
-from trainer.settings.aggregation_settings import OMV
+from trainer.settings.train_settings import OMV
 
 _CSV = ".csv"
 #: Suffixes of names; without one the file is Parquet.

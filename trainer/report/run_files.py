@@ -49,7 +49,7 @@ from pipelines.core.files.local_files import digest_of
 from pipelines.files.storage import pretty_json, read_json, write_atomically
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.model.metrics import LOWER_IS_BETTER, in_words
-from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
+from trainer.settings.train_settings import WEIGHT_AVERAGES
 
 CURVE_NAME = "curve.json"
 CURVE_PLOT_NAME = "curve.png"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 from accounting.core import claim
@@ -37,7 +37,7 @@ from trainer.core.run import arithmetic
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
-from trainer.model.rows import has_users, of_one_row, rows_per_user
+from trainer.model.rows import has_users, of_one_row
 from trainer.model.user_code import check_views, functions_of, load_function
 from trainer.report.run_files import RUN_NAMES
 from trainer.run import privacy
@@ -62,8 +62,6 @@ class Checked:
       held_out: The held-out examples; None without any, and for a worker that does
         not evaluate.
       noise_multiplier: The given one, or that of the target; None without noise.
-      statement: The privacy of the run once it is complete; None if it is not private,
-        or if no delta was given.
       resumes: Whether the run folder holds this run, unfinished.
     """
 
@@ -71,7 +69,6 @@ class Checked:
     manifest: Manifest
     held_out: HeldOut | None
     noise_multiplier: float | None
-    statement: Any
     resumes: bool
 
 
@@ -94,7 +91,12 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     check_files_of(request.settings)
     check_settings(request.settings, manifest, augment=request.settings.augment)
     check_files(request.batches, manifest)
-    held_out = _held_out(request, of_rows, chief=chief)
+    held_out = None
+    if request.held_out is not None and chief:
+        input_digests = read_checksums(request.batches).inputs
+        held_out = HeldOut(
+            request.held_out, of_rows.columns, of_rows.dataset, input_digests
+        )
     resumes = chief and check_run_folder(request.run)
     if chief:
         check_unused(
@@ -111,16 +113,8 @@ def check(request: Request, *, chief: bool = True) -> Checked:
         manifest=manifest,
         held_out=held_out,
         noise_multiplier=noise_multiplier,
-        statement=_statement(request.settings, manifest, noise_multiplier),
         resumes=resumes,
     )
-
-
-def _held_out(request: Request, of_rows: Manifest, *, chief: bool) -> HeldOut | None:
-    if request.held_out is None or not chief:
-        return None
-    input_digests = read_checksums(request.batches).inputs
-    return HeldOut(request.held_out, of_rows.columns, of_rows.dataset, input_digests)
 
 
 def with_loss(settings: TrainSettings, dataset: Mapping[str, Any]) -> TrainSettings:
@@ -160,6 +154,7 @@ def check_settings(
     if settings.method == NON_PRIVATE:
         return
     _check_bands(settings, manifest.plan)
+    gradients_text(settings.method, settings.method_settings)
     theorem = privacy.theorem_of_settings(settings)
     claim.plan_of_all(manifest.plan, settings.of_runs, theorem)
     if theorem is not None:
@@ -202,29 +197,30 @@ def check_files_of(settings: TrainSettings) -> None:
       InputError: a module lacks the function or raises, or there is no such file of
         weights.
     """
-    if settings.initial_weights is not None:
-        _check_weights_file(pathlib.Path(settings.initial_weights))
+    _weights_file(settings)
     for option, spec in functions_of(settings).items():
         load_function(spec, option)
 
 
-def _check_weights_file(path: pathlib.Path) -> None:
+def _weights_file(settings: TrainSettings) -> pathlib.Path | None:
+    """Returns the file of initial weights; refuses one that does not exist."""
+    if settings.initial_weights is None:
+        return None
+    path = pathlib.Path(settings.initial_weights)
     check_local(initial_weights=path)
     if not path.is_file():
         raise InputError(
             f"Expected initial_weights={path} to be a file. Give one, or omit "
             "--initial-weights."
         )
+    return path
 
 
 def _check_initial_weights(settings: TrainSettings, manifest: Manifest) -> None:
     """Refuses initial weights that do not exist or come from the same batches."""
-    if settings.initial_weights is None:
-        return
-    path = pathlib.Path(settings.initial_weights)
-    _check_weights_file(path)
+    path = _weights_file(settings)
     # Models are in a run's folder, iterates in a folder below it.
-    for folder in path.resolve().parents[:2]:
+    for folder in path.resolve().parents[:2] if path else ():
         if not (folder / MANIFEST_NAME).exists():
             continue
         if read_json(folder / MANIFEST_NAME).get("batches_id") == manifest.batches_id:
@@ -273,7 +269,7 @@ def check_files(directory: StrPath, manifest: Manifest) -> None:
     Raises:
       InputError: a file is missing, or of another size; or as ``check_certificate``.
     """
-    checksums, found = read_checksums(directory), _sizes(directory)
+    checksums, found = read_checksums(directory), sizes(directory)
     for file in manifest.files:
         if checksums.of_file(file).size != found.get(file.name):
             raise InputError(
@@ -282,16 +278,6 @@ def check_files(directory: StrPath, manifest: Manifest) -> None:
                 "batches again."
             )
     check_certificate(directory, manifest, checksums)
-
-
-def _sizes(directory: StrPath) -> dict[str, int]:
-    try:
-        return sizes(directory)
-    except OSError as error:
-        raise InputError(
-            f"Expected {directory} to be a folder that can be listed: "
-            f"{error.strerror or type(error).__name__}. Get the right to list it."
-        ) from None
 
 
 def check_unused(
@@ -317,34 +303,6 @@ def check_unused(
         )
     if settings.method != NON_PRIVATE and not shared:
         first_use.check(batches, read_run_id(run))
-
-
-def take_batches(
-    run_id: str,
-    *,
-    batches: StrPath,
-    folder: StrPath,
-    settings: TrainSettings,
-    shared: bool,
-    say: Callable[[str], object],
-) -> None:
-    """Marks batches as those of a private run, before its first noise.
-
-    Args:
-      run_id: Random id of the run.  Sensitive.
-      batches: Folder of the batches, here or in a store.
-      folder: Folder of the run, here or in a store.
-      settings: Settings of the run.
-      shared: Whether batches are accepted that another run has used.
-      say: Is told if they cannot be marked.
-
-    Raises:
-      InputError: another run has taken them.
-    """
-    if settings.method == NON_PRIVATE:
-        return
-    if note := first_use.take(batches, run_id, folder, shared=shared):
-        say(note)
 
 
 def is_finished(run: pathlib.Path) -> bool:
@@ -415,27 +373,3 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
         bounded=Bounded.of(manifest.dataset),
         of_runs=settings.of_runs,
     ).guarantee
-
-
-def _statement(
-    settings: TrainSettings, manifest: Manifest, noise_multiplier: float | None
-) -> Any:
-    if noise_multiplier is None or settings.target_delta is None:
-        return None
-    theorem = privacy.theorem_of_settings(settings)
-    return privacy.plan_statement(
-        manifest.plan,
-        noise_multiplier=noise_multiplier,
-        l2_norm_clip=settings.l2_norm_clip,
-        delta=settings.target_delta,
-        gradients=gradients_text(
-            settings.method,
-            settings.method_settings,
-            views=settings.views,
-            rows_per_user=rows_per_user(manifest),
-        ),
-        theorem=theorem,
-        allow_large_delta=settings.allow_large_delta,
-        of_runs=settings.of_runs,
-        **privacy.unit_of(manifest.dataset, manifest.plan, theorem),
-    )

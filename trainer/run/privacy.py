@@ -8,8 +8,8 @@ their validation metrics, decided when to stop.  The epsilon of k steps does not
 for a k that is fixed in advance.
 
 Formal guarantees:
-  - ``check`` refuses a run that metrics of training examples may have stopped, and a
-    method whose guarantee is not that of released noisy sums.
+  - A run that stopped early has no statement by a method whose guarantee is not of
+    released noisy sums.
   - A ``StoppedStatement`` claims the epsilon of the whole plan, and says so.
 
 Public: everything here.
@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting import statement
@@ -60,14 +61,8 @@ def theorem_of_settings(settings: TrainSettings) -> Theorem | None:
     Raises:
       InputError: the method does not say how it is accounted for.
     """
-    assert settings.l2_norm_clip is not None  # checked, of a private run
-    found = methods.theorem_of(
-        settings.method,
-        settings.method_settings,
-        settings.l2_norm_clip,
-        settings.describe_optimizer(),
-    )
-    return _selected(found, settings.selection_described, settings.l2_norm_clip)
+    optimizer = settings.describe_optimizer()
+    return _theorem(settings, optimizer, settings.selection_described)
 
 
 def theorem_of_run(record: RunRecord) -> Theorem | None:
@@ -77,22 +72,18 @@ def theorem_of_run(record: RunRecord) -> Theorem | None:
       InputError: the method does not say how it is accounted for, or a setting of it
         is missing, unknown or refused.
     """
-    assert record.l2_norm_clip is not None  # checked by the record
     check_described(record.method, record.method_settings)
-    found = methods.theorem_of(
-        record.method, record.method_settings, record.l2_norm_clip, record.optimizer
-    )
-    return _selected(found, record.selection, record.l2_norm_clip)
+    return _theorem(record, record.optimizer, record.selection)
 
 
-def _selected(
-    theorem: Theorem | None, selection: dict[str, Any], clip: float | str
+def _theorem(
+    run: TrainSettings | RunRecord,
+    optimizer: Mapping[str, Any],
+    selection: Mapping[str, Any],
 ) -> Theorem | None:
-    """Returns the theorem of a run that was chosen among several.
-
-    Raises:
-      InputError: each run has a theorem of its own already.
-    """
+    clip = run.l2_norm_clip
+    assert clip is not None  # checked, of a private run
+    theorem = methods.theorem_of(run.method, run.method_settings, clip, optimizer)
     if not selection:
         return theorem
     if theorem is not None:
@@ -167,10 +158,7 @@ def relation_of(
 
 def count_of(description: dict[str, Any]) -> int:
     """Returns the maximum number of examples per user, 1 if the unit is an example."""
-    return _count(Bounded.of(description))
-
-
-def _count(bounded: UserBound | None) -> int:
+    bounded = Bounded.of(description)
     return bounded.examples_per_user if bounded else 1
 
 
@@ -197,7 +185,8 @@ def noise_bounds(
       InputError: nothing is proven for the plan's sampler or unit or for several runs,
         or no noise suffices.
     """
-    plan, count = claim.plan_of_all(plan, of_runs, theorem), _count(bounded)
+    plan = claim.plan_of_all(plan, of_runs, theorem)
+    count = bounded.examples_per_user if bounded else 1
     if theorem is not None:
         claim.check_unit(theorem, count)
     relation = relation_of(plan, bounded, theorem)
@@ -275,8 +264,8 @@ def run_statement(
         statement relies on the batch job.
 
     Raises:
-      InputError: ``check_run`` or ``stopped.check`` refuses the run, or the certificate
-        is about other batches.
+      InputError: ``check_run`` refuses the run, it stopped where nothing is proven, or
+        the certificate is about other batches.
     """
     is_stopped = not record.complete
     noise_multiplier, delta = check_run(
@@ -287,7 +276,7 @@ def run_statement(
         allow_stopped=is_stopped,
     )
     if is_stopped:
-        check(record)
+        _check_stopped(record)
     theorem = theorem_of_run(record)
     unit = _unit_asked_for(manifest, max_examples_per_user, theorem)
     if neighboring_relation != REPLACE_SPECIAL:
@@ -315,7 +304,10 @@ def run_statement(
         batches_used_before=record.batches_used_before,
         claims={name: claim_names.CLAIMS[name] for name in record.relies_on},
     )
-    return statement_of(whole, record) if is_stopped else whole
+    if not is_stopped:
+        return whole
+    fields = {f.name: getattr(whole, f.name) for f in dataclasses.fields(whole)}
+    return StoppedStatement(**fields, num_steps_executed=record.num_steps_executed)
 
 
 def _are_certified(record: RunRecord, certificate: Certificate | None) -> bool:
@@ -450,7 +442,7 @@ class StoppedStatement(PrivacyStatement):
         return f"{claim}{newline}  stopped     {self.stopped}.\n{rest}"
 
 
-def check(record: RunRecord) -> None:
+def _check_stopped(record: RunRecord) -> None:
     """Refuses, by an InputError, an incomplete run whose steps have no statement."""
     done = f"the run stopped after step {record.num_steps_executed}"
     if not methods.get(record.method).has_dp_sgd_accounting:
@@ -458,20 +450,3 @@ def check(record: RunRecord) -> None:
             f"Expected a run of all steps of its plan for method={record.method!r}, "
             f"whose guarantee is of the whole run; {done}. Train to the end."
         )
-    if any(fit["non_private_training_metrics"] for fit in record.fits):
-        raise InputError(
-            f"Expected a run of all steps of its plan; {done}, and metrics of training "
-            "examples, which epsilon does not cover, may have stopped it. Call fit() "
-            "for the steps that are left, or start again without "
-            "non_private_training_metrics."
-        )
-
-
-def statement_of(whole: PrivacyStatement, record: RunRecord) -> StoppedStatement:
-    """Returns the statement of the first steps of a plan; see `run_statement`.
-
-    Args:
-      whole: Statement of the whole plan.
-    """
-    fields = {f.name: getattr(whole, f.name) for f in dataclasses.fields(whole)}
-    return StoppedStatement(**fields, num_steps_executed=record.num_steps_executed)

@@ -12,7 +12,7 @@ accounting.  ModelMix releases only iterates and has another accounting.
 
 A method has two sides.  `Method` needs no TensorFlow: settings with their options, what
 the method refuses, its accounting, and its sentence in the privacy statement.
-``Method.hooks`` loads `trainer.methods.hooks.Hooks`, which define a step.  Another
+``Method.hooks`` loads `trainer.run.hooks.Hooks`, which define a step.  Another
 method calls `register`, which makes it known to ``train`` and the command line.
 
 Formal guarantees:
@@ -40,8 +40,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
-from cyclopts import Parameter
-from pydantic import SkipValidation
+from cyclopts import Group, Parameter
+from pydantic import AfterValidator, SkipValidation
 
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.settings import (
@@ -55,10 +55,36 @@ from accounting.core.settings import (
 from accounting.core.validation import InputError, check_choice, did_you_mean
 from trainer.core import claim_names
 from trainer.core.claim_names import NON_PRIVATE as NON_PRIVATE
-from trainer.settings.option_groups import TRAINING
+from trainer.model.user_code import check_name
 
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem
+
+#: Groups of the settings in the help.
+TRAINING = Parameter(group=Group("Training", sort_key=3))
+MODEL = Parameter(group=Group("Model and loss", sort_key=4))
+AVERAGES = Parameter(
+    group=Group("Averages of the iterates, at no further cost", sort_key=5)
+)
+
+
+def code(name: str, *names: str) -> AfterValidator:
+    """Returns the check of a setting that is ``module:function``.
+
+    Args:
+      name: Name of the setting.
+      *names: Names that are accepted, too.
+    """
+
+    def check(value: str | None) -> str | None:
+        if value is not None and (":" in value or not names):
+            check_name(value, name)
+        elif value is not None:
+            check_choice(name, value, (*names, "module:function"))
+        return value
+
+    return AfterValidator(check)
+
 
 #: The default method, and the one without clip and noise.
 DP_SGD = "dp-sgd"
@@ -91,7 +117,7 @@ class Method:
     """A training method.  To ask for an attribute that is None is an InputError.
 
     Attributes:
-      hooks: Returns its `trainer.methods.hooks.Hooks`; loads TensorFlow.
+      hooks: Returns its `trainer.run.hooks.Hooks`; loads TensorFlow.
       whole_tables: `TrainSettings` -> why a step reads whole tables; None if it
         reads only its examples' rows.
       accounting: Its accounting; `as_dp_sgd` if it releases noisy sums.
@@ -253,7 +279,7 @@ def _reads_rows(settings: Any) -> None:
 register(
     DP_SGD,
     Method(
-        hooks=_load("trainer.methods.hooks:DP_SGD_HOOKS"),
+        hooks=_load("trainer.run.hooks:DP_SGD_HOOKS"),
         whole_tables=_reads_rows,
         accounting=as_dp_sgd,
         sentence=lambda settings: "DP-SGD: per-example gradients",
@@ -423,7 +449,7 @@ register(
 register(
     NON_PRIVATE,
     Method(
-        hooks=_load("trainer.methods.hooks:NON_PRIVATE_HOOKS"),
+        hooks=_load("trainer.run.hooks:NON_PRIVATE_HOOKS"),
         whole_tables=_reads_rows,
         claim=None,
     ),

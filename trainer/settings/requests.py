@@ -29,8 +29,7 @@ from accounting.core.settings import (
 from accounting.core.validation import InputError, check_choice, check_float, check_int
 from pipelines.files.storage import StrPath
 from pipelines.job.batch_settings import BatchSettings
-from trainer.settings.aggregation_settings import OMV, OPA, WEIGHT_AVERAGES
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.train_settings import OMV, OPA, WEIGHT_AVERAGES, TrainSettings
 
 #: A path object keeps one of the two slashes after the scheme.
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")

@@ -35,7 +35,7 @@ IN_STORES = {
 NO_PATHS = {
     "--average", "--claim", "--embedding-noise", "--learning-rate-schedule", "--method",
     "--relation", "--sampler", "--train-over", "--[KEYWORD]", "OTHERS", "REST",
-    "--aggregate", "--augment", "--bands", "--boolean", "--carry", "--category",
+    "--augment", "--bands", "--boolean", "--carry", "--category",
     "--classes", "--date", "--delimiter", "--drop", "--for", "--header",
     "--initial-weights", "--label", "--loss", "--metric", "--model", "--numeric",
     "--optimizer", "--or", "--range", "--runner", "--shift-by", "--split", "--text",

@@ -111,7 +111,6 @@ def test_the_sum_equals_a_loop_that_moves_the_weights(
     gradient = _gradient_of(model)
     for clip, radius, path in (
         (CLIP, RADIUS, ONE_PASS),
-        (50.0, 1.0, ONE_PASS),
         (CLIP, RADIUS, SINGLE_EXAMPLES),
     ):
         wanted = loop_sum(model, data, clip, radius, gradient)

@@ -19,8 +19,8 @@ from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import mixing_coefficients
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.paths import clipped_sum
-from trainer.methods.optimizers import learning_rates, make_optimizer
 from trainer.model.trainable_model import TrainableModel
+from trainer.run.optimizers import learning_rate, make_optimizer
 from trainer.settings.train_settings import TrainSettings
 
 pytestmark = pytest.mark.usefixtures("lean_results")
@@ -82,7 +82,9 @@ def _train_in_numpy(rows: Any, settings: TrainSettings, stddev: float) -> list[A
     model = make_model(both_inputs)
     cap = _cap(settings)
     gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=cap)
-    rates = learning_rates(settings, NUM_STEPS)
+    rate_of = learning_rate(settings, NUM_STEPS)
+    steps = range(NUM_STEPS)
+    rates = [float(rate_of(t)) if callable(rate_of) else rate_of for t in steps]
     latest = [w.astype("f8") for w in _weights(model)]
     start = _optimizer(model, settings).variables[-len(latest) :]
     previous = [v.numpy().astype("f8") for v in start]

@@ -235,11 +235,7 @@ def users(rows: int, **more: Any) -> dict[str, Any]:
     return {"dataset": of_users(rows, num_examples=60, **more)}
 
 
-FIT = {
-    "first_step": 0, "class_weight": {}, "sample_weight": None,
-    "non_private_training_metrics": False,
-    "ended": True,
-}  # fmt: skip
+FIT = {"first_step": 0, "ended": True}
 FITTED = {"model": {"name": "model", "fits": [FIT]}}
 MIX = {"method": "model-mix", "method_settings": {"mix_width": 0.1, "linf_factor": 4}}
 LARGE = {"target_delta": 0.02}

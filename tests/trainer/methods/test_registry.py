@@ -17,7 +17,7 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.settings import Field, Settings
 from accounting.core.validation import InputError
 from tests.command_line import invoke
-from tests.trainer.run.whole_runs import KillAt, Planted
+from tests.trainer.run.whole_runs import LINEAR, KillAt, Planted
 from tests.trainer.zoo import arrays, batch, linear, make_model
 from trainer.core.run.run_record import read_run
 from trainer.core.step import grid
@@ -28,16 +28,15 @@ from trainer.core.step.clipping import (
     example_gradient,
 )
 from trainer.gradients import paths
-from trainer.methods import hooks
-from trainer.methods.hooks import Hooks
 from trainer.model.trainable_model import TrainableModel
+from trainer.run import hooks
+from trainer.run.hooks import Hooks
 from trainer.run.preflight import Request
 from trainer.settings import methods
 from trainer.settings.methods import (
     Method,
     MethodSettings,
     as_dp_sgd,
-    check_described,
     gradients_text,
 )
 from trainer.settings.train_settings import TrainSettings
@@ -95,7 +94,7 @@ def _sentence(settings: Mapping[str, Any]) -> str:
     return f"SMALL: per-example gradients, to clip_share={settings['clip_share']!r}"
 
 
-HOOKS = Hooks(choose_path=hooks.fastest_path, gradients=_small)
+HOOKS = Hooks(gradients=_small)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,7 +220,7 @@ def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
     hooks = dataclasses.replace(HOOKS, optimizer=_told, draw=_draw)
     register(dataclasses.replace(WHOLE, hooks=lambda: hooks))
     request = Request(
-        settings=_settings(embedding_dim=2, hidden=(4,), target_delta=1e-3),
+        settings=_settings(model=LINEAR, target_delta=1e-3),
         batches=small_batches.path,
         held_out=held_out,
         run=tmp_path / "run",
@@ -237,7 +236,7 @@ def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
             "train", f"--batches={request.batches}", f"--eval={held_out}",
             f"--out={request.run}", f"--method={NAME}", "--clip-share=0.5",
             "--noise-multiplier=1",
-            "--l2-norm-clip=0.4", "--delta=1e-3", "--embedding-dim=2", "--hidden=4",
+            "--l2-norm-clip=0.4", "--delta=1e-3", f"--model={LINEAR}",
             "--checkpoint-every=1",
         ],
     )  # fmt: skip
@@ -286,17 +285,6 @@ def test_what_a_method_does_not_bring_is_refused(
     assert "\n" not in str(error.value)
 
 
-def test_an_unknown_method_is_not_taken_for_dp_sgd() -> None:
-    for ask in (
-        lambda: gradients_text("unheard-of", {}),
-        lambda: methods.theorem_of("unheard-of", {}, 1.0),
-        lambda: check_described("unheard-of", {}),
-        lambda: hooks.hooks_of("unheard-of"),
-    ):
-        with pytest.raises(InputError, match="method='unheard-of' to be one of"):
-            ask()
-
-
 def test_a_name_means_one_method_and_a_setting_has_one_owner(
     register: Register,
 ) -> None:
@@ -315,17 +303,3 @@ def test_a_name_means_one_method_and_a_setting_has_one_owner(
             InputError, match=f"setting {setting!r} of method='another'"
         ):
             methods.register("another", owner)
-
-
-def test_the_sum_of_a_run_has_its_clip_and_its_quantile() -> None:
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=10, expected_batch_size=5, num_steps=2
-    )
-    for more, clip, quantile in (
-        ({}, "auto", 0.9),
-        ({"clip_quantile": 0.8}, "auto", 0.8),
-        ({"l2_norm_clip": 0.5}, 0.5, None),
-    ):
-        settings = TrainSettings(noise_multiplier=1.0, **more)
-        found = hooks.step_sum(make_model(linear), settings, plan, 1.0)
-        assert (found.l2_norm_clip, found.clip_quantile) == (clip, quantile)

@@ -15,10 +15,10 @@ from pipelines.core.batches.columns import Column
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.paths import clipped_sum
-from trainer.methods import hooks
 from trainer.model.layers import SEED_WORDS
 from trainer.model.trainable_model import TrainableModel, Views, trained_model
 from trainer.model.user_code import load_function
+from trainer.run import hooks
 from trainer.settings.train_settings import TrainSettings
 
 SIDE, NUM, SIZE = 6, 4, 3

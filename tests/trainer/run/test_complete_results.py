@@ -27,8 +27,7 @@ from trainer.core.run.run_record import read_run
 from trainer.report.progress import Terminal
 from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.run import privacy
-from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.train_settings import WEIGHT_AVERAGES, TrainSettings
 from trainer.train import train
 
 KERAS = "tests.trainer.test_keras_model"

@@ -36,7 +36,6 @@ from tests.trainer.run.whole_runs import (
     same_results,
 )
 from trainer import train as train_module
-from trainer.averaging.iterates import Iterates
 from trainer.core.run import session as session_module
 from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.run.run_record import read_run
@@ -44,9 +43,10 @@ from trainer.core.run.session import Session
 from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
-from trainer.keras_model import make_private
+from trainer.keras_model import PrivateModel, make_private
 from trainer.model.evaluation import Evaluator
 from trainer.report.progress import Silent
+from trainer.run.iterates import Iterates
 from trainer.train import train
 from trainer.training_loop import Training
 
@@ -106,7 +106,7 @@ class Watch:
         )
         for owner, name in (
             (Session, "write_record"), (Iterates, "keep"), (Evaluator, "metrics"),
-            (keras.Model, "evaluate"),
+            (PrivateModel, "evaluate"),
         ):  # fmt: skip
             self._watch(owner, name)
 
@@ -254,10 +254,6 @@ def test_a_step_that_is_taken_again_has_new_noise_and_no_file_the_secret(
             "l2_norm_clip": None,
         },
         {"method": "dp-sat", "sat_radius": 0.1},
-        pytest.param(
-            {"method": "bam", "bam_radius": 0.1, "optimizer": "sgd"},
-            marks=pytest.mark.thorough,
-        ),
         {
             "method": "model-mix", "mix_width": 0.1, "linf_factor": 4,
             "optimizer": "sgd", "learning_rate_schedule": "linear",
@@ -314,15 +310,12 @@ ENDS = {
     "values": lambda patch: patch.setattr(
         Training, "commit", _with_a_weight_that_is_no_number(Training.commit)
     ),
-    "the end of Python": _at(Evaluator, "metrics", 2, SystemExit()),
 }
 
 INTERRUPTS = {
     "Ctrl-C": _at(Step, "add", 6, KeyboardInterrupt()),
-    "Ctrl-C between steps": _at(Evaluator, "metrics", 2, KeyboardInterrupt()),
     "a signal": _at(Step, "finish", 6, StoppedError("Stopped.", 15)),
     "a full disk": _at(storage, "create", 6, OSError(errno.ENOSPC, "No space")),
-    "memory": _at(Step, "add", 6, MemoryError()),
     "files": _at(Step, "add", 6, InterruptedRunError("Expected a file.")),
     "code before the first step": _at(Evaluator, "metrics", 1, FailedError()),
 }
@@ -346,7 +339,7 @@ def test_an_error_of_code_or_values_ends_the_run_for_good(
     crash(request, 5)
     with pytest.MonkeyPatch.context() as patch:
         ENDS[what](patch)
-        with pytest.raises((InputError, FailedError, SystemExit)):
+        with pytest.raises((InputError, FailedError)):
             train(request)
     for _ in range(2):
         with pytest.raises(InputError, match="ended for good at step") as error:
@@ -367,16 +360,7 @@ def test_what_tells_nothing_of_values_interrupts_a_run(
     request = request_for()
     with pytest.MonkeyPatch.context() as patch:
         INTERRUPTS[what](patch)
-        with pytest.raises(
-            (
-                KeyboardInterrupt,
-                StoppedError,
-                OSError,
-                MemoryError,
-                InputError,
-                FailedError,
-            )
-        ):
+        with pytest.raises((KeyboardInterrupt, StoppedError, OSError, ValueError)):
             train(request)
     train(request)
     check_complete(request.run, chain)

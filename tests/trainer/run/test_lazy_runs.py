@@ -14,13 +14,13 @@ from pipelines.files.processes import StoppedError
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import private_settings, same_results
 from trainer import train as module
-from trainer.averaging.iterates import Iterates
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.step import noise
 from trainer.core.step.dp_step import Step
 from trainer.model.evaluation import Evaluator
 from trainer.report.progress import Silent
+from trainer.run.iterates import Iterates
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train

@@ -33,8 +33,6 @@ _WRAPPERS = ("LossScaleOptimizer", "MultiOptimizer")
 #: What Keras's own ``fit`` does for an optimizer, and a step does not.
 _OF_FIT = {
     "scale": "keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate))",
-    "loss_scale_factor": "keras.optimizers.Adam(rate, loss_scale_factor=64.0)",
-    "use_ema": "keras.optimizers.Adam(rate, use_ema=True)",
     "inner": """keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(
         keras.optimizers.Adam(rate, use_ema=True)))""",
 }
@@ -56,19 +54,17 @@ _OWN = """
             variable.assign_sub(rate * gradient / (1 + total))
 """
 
-_REFUSED = {
-    "LookupTableInsertV2": """
-        class Own(keras.optimizers.SGD):
-            def build(self, variables):
-                super().build(variables)
-                self.table = tf.lookup.experimental.MutableHashTable(
-                    tf.int64, tf.float32, 0.0)
+_WITH_A_TABLE = """
+    class Own(keras.optimizers.SGD):
+        def build(self, variables):
+            super().build(variables)
+            self.table = tf.lookup.experimental.MutableHashTable(
+                tf.int64, tf.float32, 0.0)
 
-            def apply_gradients(self, pairs):
-                self.table.insert(self.iterations[None], tf.ones(1))
-                return super().apply_gradients(pairs)
-    """
-}
+        def apply_gradients(self, pairs):
+            self.table.insert(self.iterations[None], tf.ones(1))
+            return super().apply_gradients(pairs)
+"""
 
 #: A rate that the step reads, and an evaluation sets.
 _SET_BY_A_METRIC = """
@@ -151,7 +147,7 @@ def test_an_optimizer_that_needs_the_fit_of_keras_is_refused(
     request = request_for(
         settings=private_settings(optimizer=own("", _OF_FIT[what]), model=LINEAR)
     )
-    with pytest.raises(InputError, match=r"scale of the loss|use_ema") as caught:
+    with pytest.raises(InputError, match="beside use_ema") as caught:
         train(request)
     assert "\n" not in str(caught.value)
     assert not request.run.exists()
@@ -163,17 +159,13 @@ def test_state_that_an_optimizer_does_not_declare_is_saved(
     _check_resumes(own(_OWN, "Own(rate)"), request_for, crash, tmp_path)
 
 
-@pytest.mark.parametrize("kind", _REFUSED)
 def test_state_that_no_checkpoint_holds_is_refused_before_the_run_has_a_folder(
-    kind: str, own: Any, request_for: Any
+    own: Any, request_for: Any
 ) -> None:
-    settings = private_settings(
-        optimizer=own(_REFUSED[kind], "Own(rate)"), model=LINEAR
-    )
-    request = request_for(settings=settings)
-    with pytest.raises(InputError, match=rf"; {kind} .* has state elsewhere") as caught:
+    optimizer = own(_WITH_A_TABLE, "Own(rate)")
+    request = request_for(settings=private_settings(optimizer=optimizer, model=LINEAR))
+    with pytest.raises(InputError, match=r"InsertV2 .* has state elsewhere"):
         train(request)
-    assert "\n" not in str(caught.value)
     assert not request.run.exists()
 
 

@@ -12,13 +12,11 @@ import pytest
 from accounting.claims.model_mix import Mixing
 from accounting.core.validation import InputError
 from accounting.statement import privacy_statement
-from pipelines.core.batches.ranges import Share
 from pipelines.core.users.bounded import BOUNDED, USERS, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
 from trainer.core.run.run_record import (
     RECORD_NAME,
     RunRecord,
-    StepLedger,
     check_execution,
     read_run,
 )
@@ -202,54 +200,3 @@ def test_a_theorem_of_zero_out_is_not_for_truncated_batches_of_users(
     found = privacy.unit_of(description, without, mixing)
     assert found["neighboring_relation"] == "REPLACE_SPECIAL"
     assert privacy.noise_bounds(without, **target, **asked).guarantee > 0
-
-
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        ([(0, 0), (0, 0)], "repeat step 0"),
-        ([(0, 0), (1, 0), (0, 0)], "repeat step 0"),
-        ([(0, 0), (0, 1), (0, 1)], "repeat step 0"),
-        ([(0, 0), (2, 0)], "skip to step 2"),
-        ([(1, 0)], "skip to step 1"),
-        ([(0, 1)], "skip to step 0"),
-        ([(0, 0), (1, 1)], "skip to step 1"),
-        ([(0, 0), (1, 0), (2, 0), (3, 0)], "go on with step 3"),
-        ([(0, 0), (1, 0)], "end after 2"),
-    ],
-)
-def test_steps_pass_once_and_in_order(
-    batches: list[tuple[int, int]], message: str
-) -> None:
-    def consume() -> None:
-        ledger = StepLedger(num_steps=3)
-        for step, part in batches:
-            ledger.enter(step, part=part)
-        ledger.finish()
-
-    with pytest.raises(InputError, match=message):
-        consume()
-
-
-def test_the_ledger_of_one_of_several_workers_has_its_parts_and_may_have_none() -> None:
-    ledger = StepLedger(num_steps=3, share=Share(1, 2))
-    ledger.enter(0, part=1)
-    ledger.enter(0, part=3)
-    with pytest.raises(InputError, match="step 1 next"):
-        ledger.enter(0, part=4)  # another worker's
-    ledger.skip()
-    with pytest.raises(InputError, match="step 2 next"):
-        ledger.enter(2, part=0)
-    ledger.enter(2, part=1)
-    ledger.finish()
-    with pytest.raises(InputError, match="end after 0"):
-        StepLedger(num_steps=1).skip()
-
-
-def test_a_ledger_starts_where_a_run_stopped() -> None:
-    ledger = StepLedger(num_steps=4, first_step=2)
-    for step, part in [(2, 0), (2, 1), (3, 0)]:
-        ledger.enter(step, part=part)
-    ledger.finish()
-    with pytest.raises(InputError):
-        StepLedger(num_steps=4, first_step=2).enter(1, part=1)

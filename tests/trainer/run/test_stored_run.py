@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import uuid
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from accounting.core.validation import InputError
+from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.files import storage
 from tests.conftest import S3Requests
 from tests.trainer.run.whole_runs import (
@@ -21,7 +23,9 @@ from tests.trainer.run.whole_runs import (
     Planted,
     check_complete,
     private_settings,
+    same_results,
 )
+from trainer.core.run.run_record import read_run
 from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
 from trainer.report.progress import Silent
@@ -186,23 +190,6 @@ def test_of_two_runs_in_one_folder_one_is_stopped(
     assert len(entries) == 1  # that before the first step
 
 
-def test_a_store_that_fails_is_asked_again_and_one_that_refuses_is_not(
-    stored: Any, store: Store, s3_requests: S3Requests
-) -> None:
-    s3_requests.busy(3, RECORD)
-    train(stored())
-    store.restart({})
-
-    def refuse(operation: str, given: dict[str, Any]) -> None:
-        if operation == "PutObject" and given["Key"].endswith(RECORD):
-            s3_requests.refuse(403, operation)
-
-    s3_requests.fail = refuse
-    with pytest.raises(StoreError, match=f"{RECORD}.*answered.*give the same") as error:
-        train(stored())
-    assert "quotes" not in str(error.value)
-
-
 def test_what_cannot_be_the_folder_is_refused_before_any_work(
     stored: Any, store: Store
 ) -> None:
@@ -221,3 +208,44 @@ def test_what_cannot_be_the_folder_is_refused_before_any_work(
     with pytest.raises(InputError, match="name a folder in a bucket"):
         fetch(stored(store="s3://host"))
     assert not store.changes
+
+
+@pytest.fixture
+def stored_batches(small_batches: Any, s3_folder: str) -> str:
+    """``small_batches`` in an object store."""
+    for path in small_batches.path.rglob("*.*"):
+        name = path.relative_to(small_batches.path).as_posix()
+        storage.copy_to_store(path, f"{s3_folder}/{name}")
+    return s3_folder
+
+
+@pytest.mark.usefixtures("one_secret")
+def test_a_run_whose_store_fails_goes_on_and_ends_with_the_bytes_of_one_here(
+    request_for: Any,
+    stored_batches: str,
+    small_batches: Any,
+    tmp_path: pathlib.Path,
+    s3_requests: S3Requests,
+) -> None:
+    files = small_batches.manifest.files
+    s3_requests.busy(1 << 30, files[2].name)
+    settings = private_settings(optimizer="sgd", model=LINEAR)
+    given = {"settings": settings, "checkpoint_every": 1}
+    with pytest.raises(InputError, match="goes on from its last checkpoint") as error:
+        train(request_for("there", batches=stored_batches, **given))
+    assert "quotes" not in str(error.value)
+    # Of ten, four in a file: the next batch says that a step is whole.
+    assert read_run(tmp_path / "there")[0].num_steps_executed == 7
+    s3_requests.fail = lambda *_: None
+    s3_requests.asked.clear()
+    train(request_for("there", batches=stored_batches, **given))
+    read = [given["Key"] for name, given in s3_requests.asked if name == "GetObject"]
+    assert {name.split("/", 1)[1] for name in read} == {
+        MANIFEST_NAME, "private/checksums.json", files[1].name, files[2].name,
+    }  # fmt: skip
+    written = [given["Key"] for name, given in s3_requests.asked if "Put" in name]
+    assert {name.split("/", 1)[1] for name in written} <= {"private/used_by.json"}
+    train(request_for("here", **given))
+    assert same_results(tmp_path / "here", tmp_path / "there")
+    here, there = (read_run(tmp_path / name)[0] for name in ("here", "there"))
+    assert here == dataclasses.replace(there, num_commits=here.num_commits)

@@ -159,13 +159,12 @@ def private(batches: Any, tmp_path: pathlib.Path) -> Any:
     return make
 
 
-@pytest.mark.parametrize("non_private", [False, True])
 def test_fit_withholds_what_is_raised_on_a_training_example(
-    non_private: bool, private: Any, capfd: Any
+    private: Any, capfd: Any
 ) -> None:
     model = private("id")
     with pytest.raises(InputError) as error:
-        model.fit(verbose=0, non_private_training_metrics=non_private)
+        model.fit(verbose=0)
     _assert_withheld(error.value, capfd)
     with pytest.raises(InputError, match="for good"):
         model.fit(verbose=0)

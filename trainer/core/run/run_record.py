@@ -17,8 +17,6 @@ Formal guarantees:
     can write the folder can write what they like: no key authenticates it.
   - ``check_execution`` accepts a record only if the run consumed every step of the
     manifest's plan once and in order, or a prefix of the steps.
-  - ``StepLedger`` accepts steps only in the order 0, 1, 2, ..., and the parts of each
-    step only in the order 0, 1, 2, ...
   - ``open_run`` lets one process at a time write a folder.
   - ``read_or_create_run_id`` gives a folder one id of 128 random bits, on disk before
     it is returned.
@@ -49,7 +47,6 @@ from accounting.core.validation import (
     read_fields,
 )
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.batches.ranges import ALL, Share
 from pipelines.core.batches.stored import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.files.json_files import pretty_json, read_json
 from pipelines.core.files.local_files import make_private_folder, write_atomically
@@ -206,82 +203,6 @@ def versions() -> dict[str, str]:
     TF Privacy is optional: it declares Python 3.11 or earlier.
     """
     return {name: installed_version(name) for name in _PACKAGES}
-
-
-class StepLedger:
-    """Checks that the batches of a plan pass once and in order, step by step.
-
-    One of several workers checks its own parts, and may have no part of a step.
-
-    Example:
-      >>> ledger = StepLedger(num_steps=2)
-      >>> ledger.enter(0, part=0)
-      >>> ledger.enter(0, part=1)
-      >>> ledger.enter(0, part=0)  # doctest: +ELLIPSIS
-      Traceback (most recent call last):
-      accounting.core.validation.InputError: Expected step 1 next; the batches ...
-    """
-
-    def __init__(
-        self, num_steps: int, *, first_step: int = 0, share: Share = ALL
-    ) -> None:
-        self._num_steps = num_steps
-        self._next_step = first_step
-        self._share = share
-        # No process continues a step that another process began.
-        self._next_part = -1
-
-    def enter(self, step: int, *, part: int) -> None:
-        """Checks the next physical batch.
-
-        Args:
-          step: Step that the batch belongs to.
-          part: Its index among the batches of that step, from 0.
-
-        Raises:
-          InputError: the batch is neither the next part of its step nor the next step.
-        """
-        if step == self._next_step - 1 and part == self._next_part:
-            self._next_part += self._share.count
-            return
-        if step >= self._num_steps:
-            raise InputError(
-                f"Expected num_steps={self._num_steps} of the plan; the batches go on "
-                f"with step {step}."
-            )
-        if (step, part) != (self._next_step, self._share.rank):
-            how = "repeat" if step < self._next_step else "skip to"
-            raise InputError(
-                f"Expected step {self._next_step} next; the batches {how} step {step}."
-            )
-        self._next_step, self._next_part = step + 1, part + self._share.count
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all parts of a step may be those of other workers."""
-        return self._share.count > 1
-
-    def skip(self) -> None:
-        """Skips a step whose parts are all those of other workers.
-
-        Raises:
-          InputError: there are no other workers.
-        """
-        if not self.is_shared:
-            self.finish()
-        self._next_step, self._next_part = self._next_step + 1, -1
-
-    def finish(self) -> None:
-        """Checks that the batches end with the plan.
-
-        Raises:
-          InputError: steps of the plan are missing.
-        """
-        if self._next_step != self._num_steps:
-            raise InputError(
-                f"Expected num_steps={self._num_steps} of the plan; the batches end "
-                f"after {self._next_step}."
-            )
 
 
 def read_run(run: str | os.PathLike[str]) -> tuple[RunRecord, Manifest]:

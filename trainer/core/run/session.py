@@ -25,12 +25,19 @@ Formal guarantees:
   - Only the chief writes, and no other process writes the folder at the same time.
   - Steps compute in float32, whatever the process was told (see ``arithmetic``).
   - No error of a step quotes an example.
+  - The batches are those of the manifest and of the record of the run, byte for byte,
+    also if the folder was replaced since that was read; in file order, without shuffle,
+    repeat or dropped remainder.  They are exactly those of ``StoredBatches.batches``,
+    which checks digests, steps and parts; none is yielded before the digest of its
+    record is compared with the checksum.
 
 Public: the record.  Sensitive: secrets, noise and batches.
 """
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
@@ -43,24 +50,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.manifest import Manifest
-from pipelines.core.batches.ranges import Share
+from pipelines.core.batches.batch_format import PhysicalBatch
+from pipelines.core.batches.manifest import Manifest, digest_of_seal
+from pipelines.core.batches.ranges import ALL, Share
 from pipelines.core.batches.stored import CERTIFICATE_NAME, StoredBatches
 from pipelines.core.files.local_files import write_atomically
 from pipelines.core.keys import KEY_BYTES
 from trainer.core import claim_names
 from trainer.core.run import arithmetic, run_record
-from trainer.core.run.batches import BatchSource, Element, element_spec
-from trainer.core.run.run_record import RunRecord, StepLedger
+from trainer.core.run.run_record import RunRecord
 from trainer.core.run.withheld import InterruptedRunError, withhold_values
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import SEEDS, DrawStep, LaterNoise, row_seeds
 from trainer.core.step.workers import Alone, TakenStep, Workers
+from trainer.core.tf_compat import tf
 
 if TYPE_CHECKING:
     from trainer.settings.train_settings import TrainSettings
 
+#: A physical batch: see `read_elements`.
+Element = dict[str, Any]
 #: The random draws of a step, and its physical batches.  Sensitive.
 StepInputs = tuple[list[np.ndarray], Iterator[Element]]
 
@@ -231,16 +241,15 @@ class Session:
         self, noise: Iterator[list[np.ndarray]], remaining: range
     ) -> Iterator[StepInputs]:
         share = Share(self.workers.rank, self.workers.count)
-        # Not the first step of now: others may have taken steps since.
-        ledger = StepLedger(self.num_steps, first_step=remaining.start, share=share)
-        source = BatchSource(
+        batches = read_elements(
             self.batches,
             self.manifest,
+            # Not the first step of now: others may have taken steps since.
             first_step=remaining.start,
             share=share,
             records=self.records_id,
         )
-        steps = _Steps(source, ledger)
+        steps = InOrder(_readable(batches), is_shared=share.count > 1)
         for step in remaining:
             self._begin(step)
             # parts() checks the step before it is executed.
@@ -267,7 +276,6 @@ class Session:
         noise: list[np.ndarray],
         parts: Iterable[Element],
         *,
-        observe: Callable[[Element], None] | None = None,
         stop: int | None = None,
     ) -> int | None:
         """Executes a step; returns the stop signal that any worker received, or None.
@@ -275,7 +283,6 @@ class Session:
         Args:
           noise: An array for each variable of the step.
           parts: The physical batches of the step.
-          observe: Called with every batch, at the weights before the step.
           stop: Number of the stop signal that this worker received; None for none.
 
         Raises:
@@ -286,7 +293,7 @@ class Session:
 
         def add() -> None:
             for batch in parts:
-                self._add(batch, observe)
+                self._add(batch)
                 numbers.append(int(batch["part"]))
 
         failure = _failure_of(add)
@@ -308,14 +315,12 @@ class Session:
         return stop_of_all
 
     @withhold_values
-    def _add(self, batch: Element, observe: Callable[[Element], None] | None) -> None:
+    def _add(self, batch: Element) -> None:
         if self._seeds is not None:
             batch = {
                 **batch,
                 "columns": {**batch["columns"], SEEDS: self._drawn(batch)},
             }
-        if observe is not None:
-            observe(batch)
         self._step.add(batch["columns"], batch["weight"])
 
     def _drawn(self, batch: Element) -> np.ndarray:
@@ -408,34 +413,47 @@ def _failure_of(work: Callable[[], None]) -> InputError | None:
     return None
 
 
-class _Steps:
-    """The physical batches of a worker, step by step, checked by a ledger."""
+class InOrder:
+    """The physical batches of a worker, step by step; see `Workers.settle_step`.
 
-    def __init__(self, source: Iterable[Element], ledger: StepLedger) -> None:
-        batches = _readable(source)
+    Args:
+      batches: Batches of consecutive steps.
+      is_shared: Whether all parts of a step may be those of other workers.
+    """
+
+    def __init__(self, batches: Iterable[Element], *, is_shared: bool) -> None:
         self._steps = itertools.groupby(batches, lambda batch: int(batch["step"]))
-        self._ledger = ledger
+        self._is_shared = is_shared
         self._next = next(self._steps, None)
 
     def parts(self, step: int) -> Iterator[Element]:
-        """Returns the parts of the next step; none if all belong to other workers."""
-        if self._next is None or (self._next[0] > step and self._ledger.is_shared):
-            self._ledger.skip()
+        """Returns the parts of the next step; none if all belong to other workers.
+
+        Raises:
+          InputError: the batches repeat a step, skip one, or end before it.
+        """
+        found = step + 1 if self._next is None else self._next[0]
+        if self._is_shared and found > step:
             return iter(())
-        entered = self._entered(self._next[1])
-        return itertools.chain((next(entered),), entered)
+        if found != step or self._next is None:
+            what = "end" if self._next is None else f"go on with step {found}"
+            raise InputError(
+                f"Expected step {step} of the plan next; the batches {what}. Make them "
+                "again, or restore them."
+            )
+        return self._entered(self._next[1])
 
     def _entered(self, parts: Iterator[Element]) -> Iterator[Element]:
-        for batch in parts:
-            self._ledger.enter(int(batch["step"]), part=int(batch["part"]))
-            yield batch
+        yield from parts
         self._next = next(self._steps, None)
 
     def finish(self) -> None:
-        """See `StepLedger.finish`."""
+        """Refuses batches that go on after the last step of the plan."""
         if self._next is not None:
-            next(self._entered(self._next[1]))
-        self._ledger.finish()
+            raise InputError(
+                "Expected the batches to end with the plan; they go on with step "
+                f"{self._next[0]}. Make them again, or restore them."
+            )
 
 
 def _readable(source: Iterable[Element]) -> Iterator[Element]:
@@ -444,3 +462,91 @@ def _readable(source: Iterable[Element]) -> Iterator[Element]:
         yield from source
     except InputError as error:
         raise InterruptedRunError(str(error)) from None
+
+
+# -- batches -----------------------------------------------------------------------
+
+#: Number of physical batches that are decoded ahead of training.
+_PREFETCH = 4
+
+
+def element_spec(
+    manifest: Manifest, seeds: tuple[int, ...] | None = None
+) -> dict[str, Any]:
+    """Returns the ``tf.TensorSpec`` structure of one physical batch.
+
+    Args:
+      manifest: Manifest of the batches.
+      seeds: Shape of an example's seeds; None for no seeds.
+    """
+    size = manifest.physical_batch_size
+    columns = {
+        column.name: tf.TensorSpec((size, *column.shape), column.dtype)
+        for column in manifest.columns
+    }
+    if seeds is not None:
+        columns[SEEDS] = tf.TensorSpec((size, *seeds), tf.uint32)
+    return {
+        "columns": columns,
+        "weight": tf.TensorSpec((size,), tf.float32),
+        "step": tf.TensorSpec((), tf.int64),
+        "part": tf.TensorSpec((), tf.int64),
+    }  # fmt: skip
+
+
+def read_elements(
+    stored: StoredBatches,
+    manifest: Manifest,
+    *,
+    first_step: int = 0,
+    share: Share = ALL,
+    records: str = "",
+) -> Iterator[Element]:
+    """Yields batches as dicts of tensors.
+
+    A batch has ``columns`` (name -> tensor), ``weight`` (1 real, 0 padding), and the
+    integers ``step`` and ``part``.  A step is one or more consecutive elements.
+
+    Args:
+      stored: The batches.
+      manifest: Manifest of the batches.
+      first_step: Step to start at.
+      share: The parts of one of several workers; a step may then have no element.
+      records: ``records_id`` of the batches of the run; empty without a run.
+
+    Raises:
+      InputError: as ``StoredBatches.batches``; or the folder holds others.
+    """
+    found, checksums = stored.manifest(), stored.checksums()
+    is_other = found.batches_id != manifest.batches_id
+    if is_other or records not in ("", digest_of_seal(checksums.seal.hex())):
+        raise InputError(
+            f"Expected {stored.place} to hold the batches that the run was checked "
+            "with; there are others now. Restore them, or begin a new run in another "
+            "folder."
+        )
+    # These, and not those that are there a moment later.
+    batches = stored.batches(found, checksums, first_step=first_step, share=share)
+    # tf.data would copy each record to TensorFlow and parse it again, which costs more
+    # than all of this.
+    yield from _ahead(map(_element, batches))
+
+
+def _element(batch: PhysicalBatch) -> Element:
+    return {
+        "columns": {name: tf.constant(value) for name, value in batch.columns.items()},
+        "weight": tf.constant(batch.weight),
+        "step": batch.step,
+        "part": batch.part,
+    }
+
+
+def _ahead(elements: Iterator[Element]) -> Iterator[Element]:
+    """Yields the elements, prefetched by a thread."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = collections.deque(
+            pool.submit(next, elements, None) for _ in range(_PREFETCH)
+        )
+        while (element := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, elements, None))
+            yield element

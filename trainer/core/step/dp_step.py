@@ -28,9 +28,6 @@ Formal guarantees:
     tables the batches are held: the rows of all are completed before the first is used.
   - ``finish`` settles the step once each worker has computed all that values of its
     examples may make fail: no worker waits for one that such an error has ended.
-  - ``tensor_of`` has the values of its array, and shares its memory only if TensorFlow
-    can read it in place; it never writes to the array.  (Copying the noise takes a
-    third of the time of drawing it.)
   - Nothing is compiled after the first step of one batch and the first of several.
 
 Public: the updated weights, which are the mechanism's output, except lazy tables that
@@ -52,9 +49,9 @@ from accounting.core.validation import InputError
 from trainer.core import claim_names
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.grid import COUNT_SHAPE
-from trainer.core.step.noise import ALIGNMENT, DrawStep, LaterNoise, NoiseStream
+from trainer.core.step.noise import DrawStep, LaterNoise, NoiseStream
 from trainer.core.step.workers import Alone, Workers
-from trainer.core.tf_compat import raw_variable, tf
+from trainer.core.tf_compat import raw_variable, tensor_of, tf
 
 if TYPE_CHECKING:
     from trainer.claims.lazy_noise import LazyNoise
@@ -374,16 +371,3 @@ class _DenseTotal:
 
     def take(self) -> Any:
         return tf.identity(self._total)
-
-
-def tensor_of(values: np.ndarray) -> Any:
-    """Returns a tensor with the values of an array, which must not change any more."""
-    flags = values.flags
-    if values.ctypes.data % ALIGNMENT or not (flags.c_contiguous and flags.writeable):
-        return tf.convert_to_tensor(values)
-    return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
-
-
-def array_of(value: Any) -> np.ndarray:
-    """Returns a read-only array that shares the memory of an eager tensor."""
-    return np.asarray(memoryview(value))

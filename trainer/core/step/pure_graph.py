@@ -146,11 +146,6 @@ def check_state(graph: Any) -> None:
             )
 
 
-def reads_tables(graph: Any) -> bool:
-    """Whether a traced function looks up tables."""
-    return any(kind in TABLE_READS for kind, _ in _operations(graph))
-
-
 def _operations(graph: Any) -> Iterator[tuple[str, str]]:
     """Yields type and name of all operations, also of functions that are called."""
     for op in graph.get_operations():

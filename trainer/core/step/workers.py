@@ -1,6 +1,6 @@
 """The processes that take each private step together, as one of them sees them.
 
-The core knows a run of one worker.  Several are a claim, ``trainer.claims.workers``.
+The core knows a run of one worker; several are ``trainer.claims.worker_group``.
 All workers make the same calls in the same order.
 
 Formal guarantees of every implementation:

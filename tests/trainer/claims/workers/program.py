@@ -14,12 +14,23 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from pipelines.files.processes import stoppable
-from tests.cluster_train.cluster import listening
-from trainer.claims.workers import agreement, launch, mpi
+from trainer.claims import mpi, worker_group
 from trainer.core.step.workers import Workers
 
+
+def listening() -> dict[str, str]:
+    """Returns socket -> address, as the kernel writes it, of what listens here."""
+    found = {}
+    for name in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, _, _, socket = line.split()[:10]
+            if state == "0A":
+                found[socket] = local.partition(":")[0]
+    return found
+
+
 #: Sockets of the launcher, which its children hold.
-INHERITED = listening("self")
+INHERITED = listening()
 
 
 def _shorten(workers: Workers, timeout: float) -> float:
@@ -51,7 +62,7 @@ def listen(workers: Workers) -> None:
     mine = {link.removeprefix("socket:[").removesuffix("]") for link in links}
     found = {
         address
-        for socket, address in listening("self").items()
+        for socket, address in listening().items()
         if socket in mine and socket not in INHERITED
     }
     addresses = {one.decode() for one in workers.gather(" ".join(found).encode())}
@@ -61,7 +72,7 @@ def listen(workers: Workers) -> None:
 
 def finish(workers: Workers) -> None:
     """The chief continues for longer than the timeout when the others are done."""
-    mpi._GRACE_SECONDS = _shorten(workers, 0.1)
+    _shorten(workers, 0.1)
     if not workers.rank:
         time.sleep(2)
         print("finished")
@@ -81,7 +92,9 @@ def signal_late(workers: Workers) -> None:
     """All stop, and then the signal reaches each of them once more."""
     atexit.register(os.kill, os.getpid(), signal.SIGTERM)
     with stoppable():
-        agreement.leave(workers, agreement.AgreedStopError("Stopped.", signal.SIGTERM))
+        worker_group.leave(
+            workers, worker_group.AgreedStopError("Stopped.", signal.SIGTERM)
+        )
 
 
 def fail(workers: Workers) -> None:
@@ -108,13 +121,11 @@ def killed(workers: Workers) -> None:
 
 def main(name: str, timeout: str) -> None:
     """Runs a function of this module as ``dpsgd`` would."""
-    if name == "late" and launch.announced(os.environ)[0]:
-        os.kill(os.getpid(), signal.SIGSTOP)
     try:
-        workers = launch.of_this_process(float(timeout))
-        with launch.ending_together(workers):
+        workers = worker_group.of_this_process(float(timeout))
+        with worker_group.ending_together(workers):
             globals()[name](workers)
-    except agreement.AgreedStopError as error:
+    except worker_group.AgreedStopError as error:
         sys.exit(error.exit_status)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -40,17 +40,6 @@ def mean(labels, predictions):
 """
 
 
-#: A model whose table has fewer rows than one example asks for.
-OWN_TABLES = """
-import keras
-
-def make(manifest):
-    ids = keras.Input((26,), dtype="int32", name="categories")
-    table = keras.layers.Embedding(1000, 1)
-    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
-"""
-
-
 @pytest.fixture(autouse=True)
 def of_one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of runs in this process, as of those that ``start`` starts."""
@@ -104,14 +93,6 @@ def finish(job: subprocess.Popen[str], status: int = 0) -> str:
     return errors
 
 
-def test_two_workers_train_what_one_does(
-    arguments: Any, tmp_path: pathlib.Path
-) -> None:
-    train(train_request(arguments("one")))
-    finish(start(arguments("two"), 2))
-    assert same_results(tmp_path / "one", tmp_path / "two", claims=False)
-
-
 @pytest.mark.thorough
 def test_three_workers_stop_together_and_go_on_as_two(
     arguments: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
@@ -132,75 +113,6 @@ def test_three_workers_stop_together_and_go_on_as_two(
     assert "continuing after step" in errors
     assert "workers" in read_run(tmp_path / "several")[0].relies_on
     assert same_results(tmp_path / "one", tmp_path / "several", claims=False)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("noise", ["dense", "lazy"])
-def test_an_error_of_values_at_one_worker_ends_the_run_of_all_for_good(
-    noise: str, arguments: Any, batch_folder: Any, tmp_path: pathlib.Path
-) -> None:
-    """Seen to fail: the others were lost, as if by a network, and could go on."""
-    steps = [make_rows(48, seed) for seed in range(3)]
-    steps[1]["categories"][20] = 2**30  # a row of the second of three parts
-    bad = batch_folder(steps, "bad", expected_batch_size=24, truncated_batch_size=48)
-    given = [*arguments("bad-run", bad.path), f"--embedding-noise={noise}"]
-    given += ["--optimizer=sgd", "--checkpoint-every=1", "--model=tables:make"]
-    (tmp_path / "tables.py").write_text(OWN_TABLES)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        errors = finish(start(given, 2), 2)
-        assert errors.count("error: ") == 1
-        assert "is withheld" in errors
-        for count in (2, 1):
-            errors = finish(start(given, count), 2)
-            assert "ended for good at step 1" in errors
-    assert not read_run(tmp_path / "bad-run")[0].complete
-
-
-@pytest.fixture
-def ranges_asked(
-    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[str, int, int]]:
-    """(name, first byte, last byte) of each range that the store was asked for."""
-    del s3_bucket  # it is asked from other processes, and answers in this one
-    server = pytest.importorskip("moto.server").DomainDispatcherApplication
-    answer, asked = server.__call__, []
-
-    def recording(self: Any, environ: dict[str, Any], *rest: Any) -> Any:
-        if given := environ.get("HTTP_RANGE"):
-            first, last = map(int, given.removeprefix("bytes=").split("-"))
-            name = environ["PATH_INFO"].rpartition("/")[2]
-            asked.append((name, first, last))
-        return answer(self, environ, *rest)
-
-    monkeypatch.setattr(server, "__call__", recording)
-    return asked
-
-
-@pytest.mark.thorough
-def test_two_workers_train_from_a_store_what_one_does_from_a_folder(
-    arguments: Any,
-    s3_bucket: str,
-    ranges_asked: list[tuple[str, int, int]],
-    tmp_path: pathlib.Path,
-) -> None:
-    train(train_request(arguments("one")))
-    client = pytest.importorskip("boto3").client("s3")
-    for path in (tmp_path / "batches").rglob("*.*"):
-        client.upload_file(str(path), "bucket", str(path.relative_to(tmp_path)))
-    finish(start(arguments("two", f"{s3_bucket}/batches"), 2))
-    assert same_results(tmp_path / "one", tmp_path / "two", claims=False)
-    # The two read each byte once, together.
-    files = sorted((tmp_path / "batches").glob("*.tfrecord"))
-    wanted = [(f.name, at) for f in files for at in range(f.stat().st_size)]
-    found = sorted((name, at) for name, a, b in ranges_asked for at in range(a, b + 1))
-    assert found == wanted
-    changed = bytearray(files[0].read_bytes())
-    changed[len(changed) // 2] ^= 1
-    client.put_object(Bucket="bucket", Key=f"batches/{files[0].name}", Body=changed)
-    errors = finish(start(arguments("three", f"{s3_bucket}/batches"), 2), 2)
-    assert f"{files[0].name} to be as it was written; it was changed" in errors
-    assert not (tmp_path / "three" / "metrics.json").exists()
 
 
 PROGRAM = str(pathlib.Path(__file__).parent / "program.py")
@@ -224,7 +136,7 @@ def test_sums_are_exact_and_values_come_by_rank() -> None:
 
 @pytest.mark.thorough
 def test_workers_of_one_host_listen_on_loopback_alone() -> None:
-    assert run("listen") == (0, "127.0.0.1\n", [])
+    assert run("listen") == (0, "0100007F\n", [])  # 127.0.0.1
 
 
 def test_an_error_that_all_know_of_is_said_once() -> None:
@@ -239,10 +151,10 @@ def test_a_signal_that_comes_late_changes_no_agreed_stop() -> None:
     assert run("signal_late") == (128 + signal.SIGTERM, "", [])
 
 
-def test_a_worker_that_hangs_is_named_and_ends_all() -> None:
+def test_a_worker_that_hangs_ends_all() -> None:
     status, _, [error] = run("hang", count=3)
     assert status
-    assert "Expected all 3 workers within 1 seconds; worker 2 on " in error
+    assert "Expected all 3 workers within 1 seconds, on " in error
 
 
 def test_a_worker_that_is_done_waits_for_the_chief_without_a_limit() -> None:
@@ -259,10 +171,3 @@ def test_a_worker_that_is_killed_ends_all() -> None:
     status, _, errors = run("killed")
     assert status
     assert not errors
-
-
-@pytest.mark.thorough
-def test_a_worker_that_never_starts_is_an_error_of_those_that_did() -> None:
-    status, _, [error] = run("late", timeout=5)
-    assert status
-    assert "Expected all 2 workers to start within 5 seconds" in error

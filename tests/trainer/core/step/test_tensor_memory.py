@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.core.step import dp_step
+from trainer.core import tf_compat
 from trainer.core.step.noise import aligned
 from trainer.core.tf_compat import tf
 
@@ -30,7 +30,7 @@ def _read_only() -> np.ndarray:
     ],
 )
 def test_a_tensor_has_the_values_of_its_array(values: np.ndarray) -> None:
-    found = dp_step.tensor_of(values)
+    found = tf_compat.tensor_of(values)
     assert found.shape == values.shape
     assert found.dtype.as_numpy_dtype == values.dtype
     # TensorFlow aborts the process if values that it reads are not aligned.
@@ -40,16 +40,16 @@ def test_a_tensor_has_the_values_of_its_array(values: np.ndarray) -> None:
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 def test_aligned_arrays_are_not_copied(size: int) -> None:
     values = aligned((size,), np.zeros)
-    found = dp_step.tensor_of(values)
+    found = tf_compat.tensor_of(values)
     values[0] = 5
     assert found[0] == 5
-    assert np.shares_memory(dp_step.array_of(found), values)
+    assert np.shares_memory(tf_compat.array_of(found), values)
 
 
 def test_nothing_writes_to_an_array_of_which_a_tensor_was_made() -> None:
     values = aligned((4, 2), np.zeros)
     variable = tf.Variable(tf.zeros((4, 2), tf.int64))
-    variable.assign(dp_step.tensor_of(values))
+    variable.assign(tf_compat.tensor_of(values))
     variable.scatter_add(tf.IndexedSlices(tf.ones((1, 2), tf.int64), [1]))
     variable.assign_add(tf.ones((4, 2), tf.int64))
     assert variable.numpy()[1].tolist() == [2, 2]
@@ -58,7 +58,7 @@ def test_nothing_writes_to_an_array_of_which_a_tensor_was_made() -> None:
 
 def test_an_array_keeps_the_values_that_a_variable_had() -> None:
     variable = tf.Variable([1, 2, 3])
-    before = dp_step.array_of(variable.read_value())
+    before = tf_compat.array_of(variable.read_value())
     variable.assign_add([1, 1, 1])
     assert before.tolist() == [1, 2, 3]
     assert not before.flags.writeable

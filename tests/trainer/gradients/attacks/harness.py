@@ -26,9 +26,9 @@ from trainer import models
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, raw_variable, tf
 from trainer.gradients.paths import ONE_PASS
-from trainer.methods import hooks
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss, loss_of_ones_own
 from trainer.model.trainable_model import ONE_VIEW, TrainableModel, Views
+from trainer.run import hooks
 from trainer.settings.train_settings import TrainSettings
 
 #: As every run of `train`.

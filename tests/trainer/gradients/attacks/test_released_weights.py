@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.core.validation import InputError
 from tests.trainer.conftest import write_batches
-from tests.trainer.gradients.attacks.cases import CASES, SHARED
+from tests.trainer.gradients.attacks.cases import CASES
 from tests.trainer.gradients.attacks.harness import (
     CLIP,
     COLUMNS,
@@ -123,42 +122,6 @@ def test_weights_of_make_private_show_one_row_within_the_bound(
     if refusal is not None:
         assert not CASES[name].honest, refusal
         assert "\n" not in refusal, refusal
-
-
-class _Thief(keras.metrics.Mean):
-    """A metric that keeps what it sees in a variable that a later step reads."""
-
-    def __init__(self, find: Callable[[], Any]) -> None:
-        super().__init__(name="thief")
-        self._find = find
-
-    def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> Any:
-        variable = self._find()
-        most = tf.reduce_max(tf.tanh(outputs))
-        variable.assign(tf.fill(variable.shape, tf.cast(most, variable.dtype)))
-        return super().update_state(outputs)
-
-
-#: Where a thief puts what it saw -> the variable.
-_PLACES: dict[str, Callable[[Any], Any]] = {
-    "a weight": lambda model: model.network.trainable_variables[-1],
-    "the optimizer": lambda model: model.optimizer.variables[-1],
-    "a variable that keras does not know": lambda model: SHARED,
-}
-
-
-@pytest.mark.parametrize("place", _PLACES)
-def test_metrics_of_training_rows_leave_all_state_alone(
-    place: str, tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(InputError, match="change no variable"):
-        faults_of_runs(
-            "honest: variable of the module",
-            tmp_path,
-            non_private_training_metrics=True,
-            momentum=0.9,
-            metrics=lambda model: [_Thief(lambda: _PLACES[place](model))],
-        )
 
 
 def _mixes(network: Any) -> None:

@@ -31,7 +31,6 @@ Formal guarantees:
   - The rate of a step is a function of the settings, the number of steps and the step.
     The step is a variable of the optimizer, which a checkpoint holds: a run that
     goes on has the same rates.
-  - ``learning_rates`` are the rates that the optimizer uses, up to float32 rounding.
 
 Public: everything here.
 """
@@ -42,8 +41,6 @@ import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from accounting.core.validation import InputError, check_float, check_int
 from trainer.core.tf_compat import keras, tf
@@ -167,19 +164,6 @@ def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
     )
 
 
-def learning_rates(settings: TrainSettings, num_steps: int) -> np.ndarray:
-    """Returns the learning rate of every step, float64 of shape (num_steps,).
-
-    Args:
-      settings: As for ``learning_rate``.
-      num_steps: Number of steps of the run.
-    """
-    rate = learning_rate(settings, num_steps)
-    if isinstance(rate, (int, float)):
-        return np.full(num_steps, np.float32(rate), np.float64)
-    return np.array([float(rate(tf.constant(t, tf.int64))) for t in range(num_steps)])
-
-
 def make_optimizer(settings: TrainSettings, num_steps: int) -> Any:
     """Returns the Keras optimizer of a run.
 
@@ -198,7 +182,7 @@ def make_optimizer(settings: TrainSettings, num_steps: int) -> Any:
         return keras.optimizers.SGD(rate, momentum=0.9)
     if settings.adam_floor:
         return FlooredAdam(rate, floor=settings.adam_floor)
-    return _KERAS[settings.optimizer](rate)
+    return type(keras.optimizers.get(settings.optimizer))(rate)
 
 
 def _of_ones_own(spec: str, rate: Any) -> Any:
@@ -234,35 +218,11 @@ def _check_optimizer(optimizer: Any, what: str) -> None:
             f"{repr(optimizer) if isinstance(optimizer, str) else name}."
         )
     for part in (optimizer, *getattr(optimizer, "optimizers", ())):
-        _check_as_keras_runs_it(part, what)
-
-
-def _check_as_keras_runs_it(optimizer: Any, what: str) -> None:
-    """Refuses what is right only beside a part of Keras's own ``fit``."""
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if scales or optimizer.loss_scale_factor is not None:
-        raise InputError(
-            f"Expected {what} an optimizer without a scale of the loss: gradients are "
-            "clipped as they are, and it would divide them by the scale. Give the "
-            "inner optimizer, without loss_scale_factor."
-        )
-    if optimizer.use_ema and optimizer.ema_overwrite_frequency is None:
-        raise InputError(
-            f"Expected {what} an optimizer that uses its averages: with use_ema alone, "
-            "Keras's own fit takes them over at its end. Give ema_overwrite_frequency "
-            "too, or omit use_ema; `dpsgd train` has --ema-decay."
-        )
-
-
-_KERAS = {
-    "adadelta": keras.optimizers.Adadelta,
-    "adagrad": keras.optimizers.Adagrad,
-    "adam": keras.optimizers.Adam,
-    "adamax": keras.optimizers.Adamax,
-    "adamw": keras.optimizers.AdamW,
-    "ftrl": keras.optimizers.Ftrl,
-    "lion": keras.optimizers.Lion,
-    "nadam": keras.optimizers.Nadam,
-    "rmsprop": keras.optimizers.RMSprop,
-    "sgd": keras.optimizers.SGD,
-}
+        is_scaled = isinstance(part, keras.optimizers.LossScaleOptimizer)
+        needs_fit = part.use_ema and part.ema_overwrite_frequency is None
+        if is_scaled or part.loss_scale_factor is not None or needs_fit:
+            raise InputError(
+                f"Expected {what} an optimizer that needs no part of Keras's own fit. "
+                "Omit loss_scale_factor and the scale of the loss; give "
+                "ema_overwrite_frequency beside use_ema."
+            )

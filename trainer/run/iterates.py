@@ -33,7 +33,7 @@ The paper leaves beta open.
 
 Formal guarantees:
   - ``ema_weights`` sum to 1 and do not decrease from the oldest to the newest.
-  - ``WeightedMean`` forms its sums in double precision, and holds one iterate and the
+  - ``weighted_mean`` forms its sums in double precision, and holds one iterate and the
     sums, however many iterates there are.
   - ``Outputs`` holds a fixed number of values per example and class, however many
     iterates there are; logits of OPA are finite where all logits are.
@@ -43,34 +43,6 @@ protection.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, sections 3 and 5.
-
-A user's aggregate: ``module:function``, from iterates to weights.
-
-    def median(iterates):
-        return [np.median(np.stack(arrays), axis=0) for arrays in zip(*iterates)]
-
-``iterates`` are the last ones, oldest first: during training up to ``tail`` of them,
-beginning with the initial weights; of a finished run the kept ones.  Each is a list of
-NumPy arrays, the trainable weights in order.  The function returns such a list, of real
-numbers.
-
-The function must depend on its argument alone.  Training over an aggregate repeats
-steps after a kill: with a different aggregate, a step would be released twice under the
-same noise.
-
-Formal guarantees:
-  - The function gets only released weights, which it cannot change: its result costs no
-    privacy.
-  - A function is refused before the first step if it raises, if it returns other shapes
-    or numbers that are not finite, or if it returns other bits for the same iterates
-    after a call with others.  Later calls are checked for the first two.
-
-Not covered: a function that depends on the time, or on a file that changes.
-
-Public: everything here, if the iterates are public.
-
-References:
-  Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1: ``f_AGG``.
 
 Variation of predictions due to noise, from the last k iterates of one run.
 
@@ -93,16 +65,6 @@ Public, if the held-out examples need no protection; rows are in their order.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, section 5.
-
-Metrics, models and intervals from the kept iterates of a finished run.
-
-Formal guarantees:
-  - Every kept iterate is read at most twice, one at a time, oldest first: memory does
-    not depend on their number (a user's aggregate gets all at once, read a third time).
-    A few numbers are kept per held-out example, output and class.
-  - The weights of the model are left unchanged, bit for bit.
-
-Public: all results, if the held-out examples need no protection.
 """
 
 from __future__ import annotations
@@ -111,7 +73,7 @@ import dataclasses
 import io
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,20 +83,9 @@ from scipy.stats import t
 
 from accounting.core.validation import InputError, check_float, check_int
 from pipelines.files.storage import write_atomically
-from trainer.model.evaluation import Evaluator
 from trainer.model.metrics import BINARY, CLASSES, OTHER, Metrics, auc, correct
 from trainer.model.rows import Target, as_table
-from trainer.model.user_code import load_function, one_line_errors
-from trainer.model.weights import weights_of
-from trainer.report.run_files import ITERATES_NAME, UNCERTAINTY_NAME
-from trainer.settings.aggregation_settings import (
-    OMV,
-    OPA,
-    PAST_CUSTOM,
-    PAST_EMA,
-    UPA,
-    AggregationSettings,
-)
+from trainer.report.run_files import ITERATES_NAME
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,43 +156,27 @@ def ema_weights(num_iterates: int, decay: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-def uniform_weights(num_iterates: int) -> np.ndarray:
-    """Returns the equal weights of the iterates in UPA, shape (num_iterates,)."""
-    check_int("num_iterates", num_iterates, at_least=1)
-    return np.full(num_iterates, 1 / num_iterates)
+def weighted_mean(
+    iterates: Iterable[Sequence[np.ndarray]], weights: np.ndarray
+) -> list[np.ndarray]:
+    """Returns the weighted mean of iterates, in their own precision.
 
-
-class WeightedMean:
-    """Accumulates the weighted mean of iterates, oldest first.
+    Args:
+      iterates: At least one, oldest first.
+      weights: Weight of each.
 
     Example:
-      >>> mean = WeightedMean(uniform_weights(2))
-      >>> mean.add([np.array([1.0, 2.0])])
-      >>> mean.add([np.array([3.0, 2.0])])
-      >>> mean.values()
+      >>> weighted_mean([[np.array([1.0, 2.0])], [np.array([3.0, 2.0])]], [0.5, 0.5])
       [array([2., 2.])]
     """
-
-    def __init__(self, weights: np.ndarray) -> None:
-        self._weights = iter(weights.tolist())
-        self._sums: list[np.ndarray] = []
-        self._dtypes: list[np.dtype] = []
-
-    def add(self, iterate: Sequence[np.ndarray]) -> None:
-        """Adds the next iterate."""
-        weight = next(self._weights)
-        if not self._sums:
-            self._sums = [np.zeros(array.shape) for array in iterate]
-            self._dtypes = [array.dtype for array in iterate]
-        for total, array in zip(self._sums, iterate, strict=True):
+    sums: list[np.ndarray] = []
+    for weight, iterate in zip(weights, iterates, strict=True):
+        sums = sums or [np.zeros(array.shape) for array in iterate]
+        for total, array in zip(sums, iterate, strict=True):
             total += weight * array.astype(np.float64)
-
-    def values(self) -> list[np.ndarray]:
-        """Returns the mean, in the iterates' own precision."""
-        return [
-            total.astype(dtype)
-            for total, dtype in zip(self._sums, self._dtypes, strict=True)
-        ]
+    return [
+        total.astype(array.dtype) for total, array in zip(sums, iterate, strict=True)
+    ]
 
 
 class Outputs:
@@ -356,116 +291,6 @@ class OutputsByName(dict[str, Outputs]):
         """The network outputs that correspond to the means: an array, or a dict."""
         found = {name: one.outputs for name, one in self.items()}
         return found if self._several else found[self._name]
-
-
-#: The weights of a model, in order.
-Weights = Sequence[np.ndarray]
-
-
-class CustomAggregate:
-    """A function of the user's, from iterates to weights, whose results are checked.
-
-    Args:
-      spec: "module:function".
-
-    Raises:
-      InputError: no such function.
-    """
-
-    def __init__(self, spec: str) -> None:
-        self._what = f"aggregate={spec!r}"
-        self._function = load_function(spec, "aggregate")
-
-    def __call__(self, iterates: Sequence[Weights]) -> list[np.ndarray]:
-        """Returns the aggregate of at least one iterate, oldest first.
-
-        Raises:
-          InputError: the function raises, or does not return finite weights.
-        """
-        given = [[_read_only(array) for array in iterate] for iterate in iterates]
-        newest = given[-1]
-        with one_line_errors(self._what):
-            found = [np.asarray(array) for array in self._function(given)]
-        shapes = [array.shape for array in newest]
-        if [array.shape for array in found] != shapes:
-            raise InputError(
-                f"Expected {self._what} to return arrays of the shapes of an iterate, "
-                f"{_listed(shapes)}; it returned {_listed([a.shape for a in found])}. "
-                "Fix it there."
-            )
-        with one_line_errors(self._what):
-            weights = [
-                array.astype(like.dtype, casting="same_kind")
-                for array, like in zip(found, newest, strict=True)
-            ]
-        if not all(np.isfinite(array).all() for array in weights):
-            raise InputError(
-                f"Expected {self._what} to return finite numbers. Fix it there, or try "
-                "a smaller --learning-rate."
-            )
-        return weights
-
-    def check(self, like: Weights, num_iterates: int) -> None:
-        """Tries the function on made-up iterates.
-
-        Args:
-          like: Weights of the model.
-          num_iterates: Number of iterates to call it with.
-
-        Raises:
-          InputError: it raises, does not return finite weights, or returns different
-            weights for the same iterates.
-        """
-        random = np.random.default_rng(0)
-        ones, others = (
-            [
-                [random.standard_normal(v.shape).astype(v.dtype) for v in like]
-                for _ in range(num_iterates)
-            ]
-            for _ in range(2)
-        )
-        first, _, again = self(ones), self(others), self(ones)
-        same = (a.tobytes() == b.tobytes() for a, b in zip(first, again, strict=True))
-        if not all(same):
-            raise InputError(
-                f"Expected {self._what} to return the same for the same iterates; it "
-                "varies between two calls. Seed its random numbers within the function."
-            )
-
-
-def load_aggregate(
-    settings: AggregationSettings, weights: Sequence[Any]
-) -> CustomAggregate | None:
-    """Returns the aggregate that settings name, after a trial; None for none.
-
-    Args:
-      settings: Settings with ``aggregate`` and its number of iterates.
-      weights: Trainable variables of the model.
-
-    Raises:
-      InputError: as ``CustomAggregate.check``.
-    """
-    if settings.aggregate is None:
-        return None
-    aggregate = CustomAggregate(settings.aggregate)
-    like = [np.zeros(v.shape, v.dtype.as_numpy_dtype) for v in weights]
-    # The first step has one iterate.
-    first = None if settings.tail is None else 1
-    for count in (first, settings.tail, settings.keep_last):
-        if count is not None:
-            aggregate.check(like, count)
-    return aggregate
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = np.asarray(array).view()
-    view.flags.writeable = False
-    return view
-
-
-def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
-    shown = ", ".join(map(str, shapes[:4]))
-    return f"{len(shapes)}: {shown}{', ...' if len(shapes) > 4 else ''}"
 
 
 #: Name of a single output in the file.
@@ -614,89 +439,6 @@ def write_uncertainty(
         "mean_stddev": stddevs.pop(name) if len(outputs) == 1 else stddevs,
         "mean_width": widths.pop(name) if len(outputs) == 1 else widths,
     }
-
-
-class PastResults:
-    """Evaluates the kept iterates of a finished run.
-
-    Args:
-      iterates: At least one.
-      weights: The trainable variables of the model.
-      evaluator: Evaluates the model on the held-out examples; None without any.
-      settings: Settings of averages, intervals and exports.
-    """
-
-    def __init__(
-        self,
-        iterates: Iterates,
-        weights: list[Any],
-        evaluator: Evaluator | None,
-        settings: AggregationSettings,
-    ) -> None:
-        self._iterates = iterates
-        self._weights = weights
-        self._evaluator = evaluator
-        self._settings = settings
-
-    def evaluate(
-        self, export: Callable[[str], None]
-    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Returns name -> metrics of every aggregate, and a summary of the intervals.
-
-        Without an evaluator, there are none, and averages are only exported.
-        ``export`` is called with each average to export, while the model has its
-        weights.
-        """
-        evaluator, metrics = self._evaluator, {}
-        for name, values in self._weight_averages().items():
-            with weights_of(self._weights, values):
-                if evaluator is not None:
-                    metrics[name] = evaluator.metrics()
-                if name in self._settings.export:
-                    export(name)
-        if evaluator is None:
-            return {}, None
-        labels, outputs = self._outputs(evaluator)
-        metrics[OPA] = evaluator.metrics_of(labels, outputs.outputs)
-        for vote in outputs.votes:
-            metrics[OMV] = majority_metrics(labels, vote)
-        return metrics, self._intervals(outputs, evaluator.target)
-
-    def _intervals(
-        self, outputs: OutputsByName, target: Target | None
-    ) -> dict[str, Any] | None:
-        level = self._settings.uncertainty
-        if level is None:
-            return None
-        path = self._iterates.run / UNCERTAINTY_NAME
-        return write_uncertainty(
-            path, outputs, steps=self._iterates.steps, level=level, target=target
-        )
-
-    def _weight_averages(self) -> dict[str, list[np.ndarray]]:
-        count = len(self._iterates.steps)
-        means = {
-            PAST_EMA: WeightedMean(ema_weights(count, self._settings.keep_decay)),
-            UPA: WeightedMean(uniform_weights(count)),
-        }
-        for iterate in self._iterates:
-            for mean in means.values():
-                mean.add(iterate)
-        found = {name: mean.values() for name, mean in means.items()}
-        if self._settings.aggregate is not None:
-            # All at once, since the user's function may need any of them.
-            custom = CustomAggregate(self._settings.aggregate)
-            found[PAST_CUSTOM] = custom(list(self._iterates))
-        return found
-
-    def _outputs(self, evaluator: Evaluator) -> tuple[Any, OutputsByName]:
-        loss = evaluator.model.loss
-        labels, outputs = None, OutputsByName(loss.task, PREDICTION)
-        for iterate in self._iterates:
-            with weights_of(self._weights, iterate):
-                labels, found = evaluator.outputs()
-            outputs.add(found)
-        return labels, outputs
 
 
 def majority_metrics(labels: np.ndarray, outputs: Outputs) -> Metrics:

@@ -82,43 +82,6 @@ class MethodOptimizer(abc.ABC):
         """
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hooks:
-    """What a method does in a step.
-
-    Attributes:
-      choose_path: (model, settings) -> name of the path that computes per-example
-        gradients.
-      gradients: (model, settings) -> gradients of single examples; None for a method
-        without privacy, whose gradients are summed as they are.
-      linf_factor: (model, settings) -> p: each coordinate of a clipped gradient is
-        clipped to the clip norm over the root of p; None for no bound.
-      optimizer: (settings, Keras optimizer, variables) -> the method's own optimizer;
-        None for the Keras optimizer.
-      draw: Draws the arrays for ``before_step``, as a function of the run's key and
-        the step; None if there are none.
-
-    Raises:
-      InputError: ``draw`` without ``optimizer``.  The functions raise it for a model
-        that the method does not support.
-    """
-
-    choose_path: Callable[[TrainableModel, TrainSettings], str]
-    gradients: Callable[[TrainableModel, TrainSettings], ExampleGradients] | None
-    linf_factor: Callable[[TrainableModel, TrainSettings], float] | None = None
-    optimizer: Callable[[TrainSettings, Any, Sequence[Any]], MethodOptimizer] | None = (
-        None
-    )
-    draw: DrawStep | None = None
-
-    def __post_init__(self) -> None:
-        if self.draw is not None and self.optimizer is None:
-            raise InputError(
-                "Expected Hooks with draw to bring an optimizer, whose before_step "
-                "gets what is drawn. Omit draw, or bring one."
-            )
-
-
 def fastest_path(model: TrainableModel, settings: TrainSettings) -> str:
     """Returns the fastest path that is exact for the model.
 
@@ -141,8 +104,47 @@ def gradients(model: TrainableModel, settings: TrainSettings) -> ExampleGradient
     return paths.example_gradients(model)
 
 
-DP_SGD_HOOKS = Hooks(choose_path=fastest_path, gradients=gradients)
-NON_PRIVATE_HOOKS = Hooks(choose_path=fastest_path, gradients=None)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What a method does in a step.
+
+    Attributes:
+      choose_path: (model, settings) -> name of the path that computes per-example
+        gradients.
+      gradients: (model, settings) -> gradients of single examples; None for a method
+        without privacy, whose gradients are summed as they are.
+      linf_factor: (model, settings) -> p: each coordinate of a clipped gradient is
+        clipped to the clip norm over the root of p; None for no bound.
+      optimizer: (settings, Keras optimizer, variables) -> the method's own optimizer;
+        None for the Keras optimizer.
+      draw: Draws the arrays for ``before_step``, as a function of the run's key and
+        the step; None if there are none.
+
+    Raises:
+      InputError: ``draw`` without ``optimizer``.  The functions raise it for a model
+        that the method does not support.
+    """
+
+    choose_path: Callable[[TrainableModel, TrainSettings], str] = fastest_path
+    gradients: Callable[[TrainableModel, TrainSettings], ExampleGradients] | None = (
+        gradients
+    )
+    linf_factor: Callable[[TrainableModel, TrainSettings], float] | None = None
+    optimizer: Callable[[TrainSettings, Any, Sequence[Any]], MethodOptimizer] | None = (
+        None
+    )
+    draw: DrawStep | None = None
+
+    def __post_init__(self) -> None:
+        if self.draw is not None and self.optimizer is None:
+            raise InputError(
+                "Expected Hooks with draw to bring an optimizer, whose before_step "
+                "gets what is drawn. Omit draw, or bring one."
+            )
+
+
+DP_SGD_HOOKS = Hooks()
+NON_PRIVATE_HOOKS = Hooks(gradients=None)
 
 
 def hooks_of(method: str) -> Hooks:

@@ -8,7 +8,6 @@ theta_t are the weights after t steps, theta_0 the initial weights.
           average_t = (1 - beta_t) average_{t-1} + beta_t theta_t,
           beta_t    = max(1 - decay, 9 / (10 + t)),      t = 1, 2, ...
     UTA   average_t = (theta_{t-m+1} + ... + theta_t) / m,      m = min(tail, t + 1)
-    custom  average_t = f(theta_{t-m+1}, ..., theta_t),  see ``custom_aggregate``
 
 Training over aggregates from step tau: every step t >= tau starts at average_t instead
 of theta_t.  Optimizer slots are not averaged.  Averages are functions of released
@@ -20,12 +19,18 @@ Formal guarantees:
   - The tail average is the sum of the last ``tail`` iterates in double precision over
     their number, rounded once; the sum is recomputed every ``tail`` updates, so that
     rounding errors do not accumulate.  It needs ``tail`` + 2 copies of the weights.
-  - The custom aggregate is a function of the iterates that the tail average holds, and
-    has no state of its own.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1 and equation 3; the warm-up is
   that of De et al. (2022), arXiv:2204.13650, decay_t = min(decay, (1 + t) / (10 + t)).
+
+Metrics, models and intervals from the kept iterates of a finished run.
+
+Formal guarantees:
+  - Every kept iterate is read a few times, one at a time, oldest first: memory does
+    not depend on their number.  A few numbers are kept per held-out example, output
+    and class.
+  - The weights of the model are left unchanged, bit for bit.
 
 The best iterate of a run without privacy, by the loss of rows that train nothing.
 
@@ -48,13 +53,31 @@ from typing import Any, Protocol
 import numpy as np
 
 from accounting.core.validation import check_float, check_int
-from trainer.averaging import iterates
-from trainer.averaging.iterates import CustomAggregate
-from trainer.core.run.batches import Element
+from trainer.core.run.session import Element
 from trainer.core.run.withheld import withhold_values
 from trainer.core.tf_compat import tf
+from trainer.model.evaluation import Evaluator
+from trainer.model.rows import Target
 from trainer.model.weights import weights_of
-from trainer.settings.aggregation_settings import CUSTOM, EMA, UTA, AggregationSettings
+from trainer.report.run_files import UNCERTAINTY_NAME
+from trainer.run.iterates import (
+    PREDICTION,
+    Iterates,
+    OutputsByName,
+    ema_weights,
+    majority_metrics,
+    weighted_mean,
+    write_uncertainty,
+)
+from trainer.settings.train_settings import (
+    EMA,
+    OMV,
+    OPA,
+    PAST_EMA,
+    UPA,
+    UTA,
+    AggregationSettings,
+)
 
 
 def newest_weight(num_updates: int, decay: float) -> float:
@@ -163,37 +186,12 @@ class TailAverage:
         last = int(self._num_updates)
         return range(max(0, last - self._tail + 1), last + 1)
 
-    def iterates(self) -> list[list[np.ndarray]]:
-        """Returns the iterates that are averaged, oldest first."""
-        return [
-            [ring.sparse_read(time % self._tail).numpy() for ring in self._rings]
-            for time in self._times()
-        ]
-
     def values(self) -> list[Any]:
         count = tf.constant(len(self._times()), tf.float64)
         return [
             tf.cast(total / count, weight.dtype)
             for total, weight in zip(self._totals, self._weights, strict=True)
         ]
-
-
-class TailAggregate:
-    """The user's aggregate of the iterates that ``tail`` holds."""
-
-    def __init__(self, tail: TailAverage, aggregate: CustomAggregate) -> None:
-        self._tail, self._aggregate = tail, aggregate
-
-    @property
-    def variables(self) -> list[Any]:
-        """None: the tail average has them."""
-        return []
-
-    def update(self, num_updates: int) -> None:
-        """Does nothing: the tail average holds the weights."""
-
-    def values(self) -> list[Any]:
-        return list(self._aggregate(self._tail.iterates()))
 
 
 class TrainingAverages(Mapping[str, Average]):
@@ -208,13 +206,10 @@ class TrainingAverages(Mapping[str, Average]):
         self._weights = list(weights)
         self._settings = settings
         self._averages: dict[str, Average] = {}
-        aggregate = iterates.load_aggregate(settings, weights)
         if settings.ema_decay is not None:
             self._averages[EMA] = MovingAverage(weights, settings.ema_decay)
         if settings.tail is not None:
-            tail = self._averages[UTA] = TailAverage(weights, settings.tail)
-            if aggregate is not None:
-                self._averages[CUSTOM] = TailAggregate(tail, aggregate)
+            self._averages[UTA] = TailAverage(weights, settings.tail)
 
     def __getitem__(self, name: str) -> Average:
         return self._averages[name]
@@ -250,6 +245,80 @@ class TrainingAverages(Mapping[str, Average]):
         """Replaces the weights by an average within the context."""
         with weights_of(self._weights, self._averages[name].values()):
             yield
+
+
+class PastResults:
+    """Evaluates the kept iterates of a finished run.
+
+    Args:
+      iterates: At least one.
+      weights: The trainable variables of the model.
+      evaluator: Evaluates the model on the held-out examples; None without any.
+      settings: Settings of averages, intervals and exports.
+    """
+
+    def __init__(
+        self,
+        iterates: Iterates,
+        weights: list[Any],
+        evaluator: Evaluator | None,
+        settings: AggregationSettings,
+    ) -> None:
+        self._iterates = iterates
+        self._weights = weights
+        self._evaluator = evaluator
+        self._settings = settings
+
+    def evaluate(
+        self, export: Callable[[str], None]
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Returns name -> metrics of every aggregate, and a summary of the intervals.
+
+        Without an evaluator, there are none, and averages are only exported.
+        ``export`` is called with each average to export, while the model has its
+        weights.
+        """
+        evaluator, metrics = self._evaluator, {}
+        for name, values in self._weight_averages().items():
+            with weights_of(self._weights, values):
+                if evaluator is not None:
+                    metrics[name] = evaluator.metrics()
+                if name in self._settings.export:
+                    export(name)
+        if evaluator is None:
+            return {}, None
+        labels, outputs = self._outputs(evaluator)
+        metrics[OPA] = evaluator.metrics_of(labels, outputs.outputs)
+        for vote in outputs.votes:
+            metrics[OMV] = majority_metrics(labels, vote)
+        return metrics, self._intervals(outputs, evaluator.target)
+
+    def _intervals(
+        self, outputs: OutputsByName, target: Target | None
+    ) -> dict[str, Any] | None:
+        level = self._settings.uncertainty
+        if level is None:
+            return None
+        path = self._iterates.run / UNCERTAINTY_NAME
+        return write_uncertainty(
+            path, outputs, steps=self._iterates.steps, level=level, target=target
+        )
+
+    def _weight_averages(self) -> dict[str, list[np.ndarray]]:
+        count, decay = len(self._iterates.steps), self._settings.keep_decay
+        return {
+            PAST_EMA: weighted_mean(self._iterates, ema_weights(count, decay)),
+            UPA: weighted_mean(self._iterates, np.full(count, 1 / count)),
+        }
+
+    def _outputs(self, evaluator: Evaluator) -> tuple[Any, OutputsByName]:
+        loss = evaluator.model.loss
+        labels, outputs = None, OutputsByName(loss.task, PREDICTION)
+        for iterate in self._iterates:
+            with weights_of(self._weights, iterate):
+                labels, found = evaluator.outputs()
+            outputs.add(found)
+        return labels, outputs
 
 
 #: One row in so many trains nothing.

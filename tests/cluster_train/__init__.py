@@ -1,1 +1,0 @@
-"""Several workers of `dpsgd train`, each a host of its own on this machine."""

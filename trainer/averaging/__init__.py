@@ -1,1 +1,0 @@
-"""Averages of iterates and their spread: post-processing at no privacy cost."""

@@ -1,1 +1,0 @@
-"""The processes that take each private step together, and the integers they sum."""

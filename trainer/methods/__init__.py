@@ -1,1 +1,0 @@
-"""How each training method defines a step."""
