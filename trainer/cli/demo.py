@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from accounting.cli.options import (
     AllowLargeDelta,
@@ -23,6 +23,9 @@ from accounting.cli.options import (
 )
 from accounting.core.settings import OfPrivacy
 from accounting.core.validation import InputError, check_float, check_int
+
+if TYPE_CHECKING:
+    from trainer.report.report import Report
 
 _MODEL = ("--embedding-dim=4", "--hidden=32,16")
 #: With fewer rows, the noise dominates and the model learns nothing.
@@ -111,72 +114,40 @@ def stages(
     ]  # fmt: skip
 
 
-def summary(out: pathlib.Path) -> dict[str, Any]:
-    """Returns the results of the stages: both models and the privacy statement."""
+def result(out: pathlib.Path) -> Report:
+    """Returns both models, and guessing, side by side, with the privacy statement.
 
-    def read(name: str) -> Any:
-        return json.loads((out / name).read_bytes())
+    Args:
+      out: Folder of the demo, with all stages done.
+    """
+    from trainer.report.report import Report, ReportTable  # after --help
+    from trainer.report.run_files import notes_on_plain
 
-    return {
-        "private": read("dp-sgd/metrics.json"),
-        "non_private": read("non-private/metrics.json"),
-        "privacy": read("dp-sgd/privacy.json"),
-        "statement": (out / "dp-sgd" / "privacy.txt").read_text(),
+    private, plain = (
+        json.loads((out / name / "metrics.json").read_bytes())
+        for name in ("dp-sgd", "non-private")
+    )
+    models = {
+        "DP-SGD, with banded noise where it gains": private,
+        "the same network and batches without privacy": plain,
+        "guessing": private["guessing"],
     }
-
-
-def _notes(result: dict[str, Any]) -> list[str]:
-    """Returns what explains the two models beside each other."""
-    from trainer.report.run_files import notes_on_plain  # after --help
-
-    private, plain = (result[name]["auc"] for name in ("private", "non_private"))
-    return notes_on_plain("auc", [private], [plain])
-
-
-def report(result: dict[str, Any]) -> str:
-    """Returns the report as Markdown; its pictures are in the same folder."""
-    private, plain = result["private"], result["non_private"]
-    return f"""# Demo: a private click model, and its epsilon
-
-| model | test AUC | test log loss |
-|---|---|---|
-| DP-SGD on truncated Poisson batches, with banded noise where it gains | {private["auc"]:.4f} | {private["log_loss"]:.4f} |
-| the same network and batches without privacy | {plain["auc"]:.4f} | {plain["log_loss"]:.4f} |
-
-{" ".join(_notes(result))}
-
-```text
-{result["statement"].strip()}
-```
-
-Noise multiplier that each sampler needs for this target:
-
-![noise multiplier of each sampler](noise.png)
-
-Held-out AUC and log loss while training with privacy:
-
-![training curve](dp-sgd/curve.png)
-
-Without privacy:
-
-![training curve without privacy](non-private/curve.png)
-"""  # noqa: E501
-
-
-def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
-    from trainer.report import report
-
-    rows = [
-        (name, f"{result[key]['auc']:.4f}", f"{result[key]['log_loss']:.4f}")
-        for name, key in (("DP-SGD", "private"), ("without privacy", "non_private"))
-    ]
-    print()
-    title, headings = "Test split of the synthetic logs", ("model", "AUC", "log loss")
-    report.print_table(title, headings, rows, left=(0,))
-    print("\n".join(_notes(result)))
-    print(result["statement"].splitlines()[0])
-    print(f"both models side by side: {out}/report.md")
-    print(f"report: {out}/report.html, to open in a browser  ({seconds:.0f} s)")
+    statement = (out / "dp-sgd" / "privacy.txt").read_text()
+    table = ReportTable(
+        headings=("model", "test AUC", "test log loss"),
+        rows=[
+            (name, f"{each['auc']:.4f}", f"{each['log_loss']:.4f}")
+            for name, each in models.items()
+        ],
+        notes=notes_on_plain("auc", [private["auc"]], [plain["auc"]]),
+    )
+    return Report(
+        title="Demo: a private click model, and its epsilon",
+        tables=[table],
+        fields=models,
+        notes=[statement.splitlines()[0]],
+        stem="report",
+    )
 
 
 def demo(
@@ -218,6 +189,10 @@ def demo(
     todo = stages(root, rows, epsilon, delta, allow_large_delta)
     for number, (title, arguments) in enumerate(todo, start=1):
         run_stage(number, len(todo), title, arguments)
-    result = summary(root)
-    (root / "report.md").write_text(report(result))
-    _show(result, root, time.monotonic() - start)
+    found = result(root)
+    found.write(root)
+    print()
+    found.show()
+    print(f"these models side by side: {root}/report.md")
+    seconds = time.monotonic() - start
+    print(f"report: {root}/report.html, to open in a browser  ({seconds:.0f} s)")

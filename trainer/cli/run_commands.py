@@ -110,7 +110,6 @@ def evaluate(
     delta: Annotated[float | None, OfPrivacy] = None,
     allow_large_delta: AllowLargeDelta = False,
     average: Annotated[str | None, choice("average", LAST, *WEIGHT_AVERAGES)] = None,
-    largest_loss: Annotated[float | None, Parameter(metavar="LOSS")] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run on held-out rows, with an epsilon for them.
@@ -119,7 +118,8 @@ def evaluate(
     come from one Gaussian release, with intervals that include its noise.  Held-out
     rows are others than training rows, so model and metrics together have the larger
     epsilon of both, not the sum.  If RUN is about users, those of held-out rows are
-    bounded by `dpsgd prepare`, too.
+    bounded by `dpsgd prepare`, too.  Losses above 4 count as 4; errors of a number are
+    bounded by the range of its label, which it needs.
 
     Train RUN without --eval: its metrics are published without protection.
 
@@ -136,26 +136,21 @@ def evaluate(
       epsilon: Of the metrics, for one held-out row or user.  [default: that of RUN]
       delta: Of RUN and metrics.  [default: that of RUN]
       average: Weights to evaluate: see `dpsgd predict`.  [default: last]
-      largest_loss: Count larger losses as this one, which must not be chosen by the
-        rows.  [default: 4 for two classes; of a regression the squared range of its
-        labels]
     """
     check_delta(delta, allow_large_delta)
     from trainer.releases import evaluate as releases
 
-    request = releases.check(
-        run=run,
-        batches=batches,
-        table=table,
-        epsilon=epsilon,
-        delta=delta,
-        allow_large_delta=allow_large_delta,
-        average=average,
-        largest_loss=largest_loss,
-    )
     with Terminal("evaluating", unit="row") as reporter:
-        reporter.say("loading TensorFlow")
-        metrics = releases.evaluate_checked(request, reporter)
+        metrics = releases.evaluate(
+            run,
+            batches,
+            table,
+            epsilon=epsilon,
+            delta=delta,
+            allow_large_delta=allow_large_delta,
+            average=average,
+            reporter=reporter,
+        )
     if as_json:
         print(json.dumps(metrics, indent=2))
         return
@@ -199,14 +194,18 @@ def predict(
         how much a prediction varies with the noise.
       carry: Column of --input to copy to --out, such as an id; may be repeated.
     """
-    from trainer.prediction.predict import check, predict_checked
+    from trainer.prediction import predict as prediction
 
-    checked = check(
-        run, table, out, average=average, uncertainty=uncertainty, carry=carry
-    )
-    with Terminal("predicting", unit=checked.rows.unit) as reporter:
-        reporter.say("loading TensorFlow")
-        summary = predict_checked(checked, reporter)
+    with Terminal("predicting", unit="") as reporter:
+        summary = prediction.predict(
+            run,
+            table,
+            out,
+            average=average,
+            uncertainty=uncertainty,
+            carry=carry,
+            reporter=reporter,
+        )
     if as_json:
         print(json.dumps(summary.to_json(), indent=2))
         return

@@ -68,22 +68,6 @@ def refuse(rest: Sequence[str], set_for_all: Sequence[str]) -> None:
             raise InputError(f"{flag} is set for every run of this command. Omit it.")
 
 
-def request(rest: Sequence[str], *tokens: str, **set_here: Any) -> Request:
-    """Returns the request to `dpsgd train`, except for its folders.
-
-    Args:
-      rest: Further arguments of the user, for `dpsgd train`.
-      *tokens: Arguments that the command adds.
-      **set_here: Settings that the command sets.
-
-    Raises:
-      InputError: ``rest`` has an option that is set for every run, or `dpsgd train`
-        would refuse the options before it reads a file.
-    """
-    refuse(rest, _SET_FOR_ALL)
-    return train_request([*rest, *tokens], **set_here)
-
-
 def split(option: str, text: str) -> list[str]:
     """Returns flags that an option gives as one text.
 
@@ -314,10 +298,11 @@ def _requests(
         set_here["noise_multiplier"] = next(iter(asked.noise_multiplier), None)
         clips = ",".join(map(str, asked.l2_norm_clip or (AUTO_CLIP,)))
         rest = (f"--l2-norm-clip={clips}", *rest)
-    return [
-        request(tokens, f"--eval={asked.held_out}", **set_here)
-        for tokens in each_of_lists(rest)
-    ]
+    found = []
+    for tokens in each_of_lists(rest):
+        refuse(tokens, _SET_FOR_ALL)
+        found.append(train_request([*tokens, f"--eval={asked.held_out}"], **set_here))
+    return found
 
 
 #: Flags of `dpsgd train` that would be shared by runs, or say more than the winner.

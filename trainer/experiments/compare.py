@@ -35,7 +35,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from accounting.core import deltas
-from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.files.locks import locked
 from pipelines.files.outputs import check_folder, usable_folder
@@ -61,7 +60,7 @@ from trainer.report.report import (
 from trainer.report.run_files import PLAIN, warnings
 from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.requests import LAST, ComparisonSettings
-from trainer.settings.train_settings import OMV, TrainSettings, number_in_words
+from trainer.settings.train_settings import OMV, number_in_words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,8 +73,7 @@ class Outcome:
       num_epochs: Epochs of the batches; None if their steps were given.
       method: The training method.
       method_settings: The method's own settings.
-      learning_rate: Learning rate of the optimizer; None for that of the plan, without
-        privacy.
+      learning_rate: Learning rate of the optimizer; None for that of the plan.
       l2_norm_clip: Bound on the norm of one example's gradient, or "auto"; None without
         privacy.
       weights: "last", or the average of iterates that was evaluated.
@@ -166,7 +164,7 @@ def _outcome(
         num_epochs=batches.num_epochs,
         method=settings.method,
         method_settings=dict(settings.method_settings),
-        learning_rate=_rate(settings, privacy),
+        learning_rate=settings.learning_rate,
         l2_norm_clip=settings.l2_norm_clip,
         weights=weights,
         target_epsilon=case.target_epsilon,
@@ -181,15 +179,6 @@ def _outcome(
         others={n: means[n] for n in LOWER_IS_BETTER if n in means and n != metric},
         warnings=list(warnings({**means, "guessing": found[0][0]["guessing"]})),
     )
-
-
-def _rate(settings: TrainSettings, privacy: Mapping[str, Any]) -> float | None:
-    """Returns the learning rate of private runs; None if it is that of the plan."""
-    plan = privacy.get("plan")
-    if plan is None:
-        return settings.learning_rate
-    noise = privacy["noise_multiplier"]
-    return settings.for_plan(DpSgdPlan.from_json(plan), noise).learning_rate
 
 
 def _means(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -256,11 +245,22 @@ def _plot(
     shown = [outcome for line in lines.values() for outcome in line]
     size = (7.5, 4.6 + 0.22 * len(lines))
     title = f"{title}\n{over_seeds(shown[0].num_seeds)}"
+    value = _AXES[axis]
     with drawn(path, size, title) as (figure, [axes]):
         for index, (label, line) in enumerate(lines.items()):
+            style: dict[str, Any] = {"color": f"C{index % 10}", "lw": 1.2}
+            style["ls"] = DASHES[index % len(DASHES)]
             # Shifted slightly, so that error bars do not hide each other.
             shift = 1.015 ** (index - (len(lines) - 1) / 2)
-            _draw_line(axes, _AXES[axis], line, label, index, shift)
+            placed = [(x, one) for one in line if (x := value(one)) is not None]
+            for one in line:
+                if value(one) is None:
+                    named = "" if placed else label
+                    axes.axhline(one.mean, **style, label=named)
+            points = sorted((x * shift, one.mean, one.stddev or 0) for x, one in placed)
+            if points:
+                style |= {"marker": MARKERS[index % len(MARKERS)], "label": label}
+                axes.errorbar(*zip(*points, strict=True), capsize=2, **style)
         values = _values_of(axis, shown)
         axes.set_xscale("log")
         axes.set_xticks(values, [_tick(value) for value in values])
@@ -274,39 +274,6 @@ def _plot(
 def _tick(value: float) -> str:
     """Returns the text of a value of an axis."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-def _draw_line(
-    axes: Any,
-    value: Callable[[Outcome], float | None],
-    line: Sequence[Outcome],
-    label: str,
-    index: int,
-    shift: float,
-) -> None:
-    placed = sorted(
-        ((x * shift, one) for one in line if (x := value(one)) is not None),
-        key=lambda point: point[0],
-    )
-    style: dict[str, Any] = {
-        "color": f"C{index % 10}",
-        "ls": DASHES[index % len(DASHES)],
-        "lw": 1.2,
-        "marker": MARKERS[index % len(MARKERS)],
-    }
-    for one in line:
-        if value(one) is None:
-            named = "" if placed else label
-            axes.axhline(one.mean, **{**style, "marker": ""}, label=named)
-    if not placed:
-        return
-    places, means = [x for x, _ in placed], [one.mean for _, one in placed]
-    spread = [one.stddev or 0.0 for _, one in placed]
-    axes.plot(places, means, **style, label=label)
-    if any(spread):
-        axes.errorbar(
-            places, means, spread, fmt="none", ecolor=style["color"], capsize=2
-        )
 
 
 TITLE = "Ways of batching and training"
@@ -385,22 +352,12 @@ def _lines(outcomes: Sequence[Outcome], axis: str) -> dict[str, list[Outcome]]:
     Args:
       outcomes: What to draw.
       axis: A key of ``_AXES``, by whose values outcomes of a line differ.
+
+    Returns:
+      The outcomes of each combination of the other settings, by its words.
     """
     settings = _settings(outcomes)
     settings.pop(_COLUMN_OF.get(axis, ""), None)
-    # A rate that is chosen for each plan is no setting of its own.
-    of_any_rate = {name: settings[name] for name in settings if name != "rate"}
-    lines = _of_equal(outcomes, of_any_rate)
-    for line in lines.values():
-        if len({_AXES[axis](one) for one in line}) < len(line):
-            return _of_equal(outcomes, settings)
-    return lines
-
-
-def _of_equal(
-    outcomes: Sequence[Outcome], settings: _Columns
-) -> dict[str, list[Outcome]]:
-    """Returns the outcomes of each combination of settings, by its words."""
     found = defaultdict[str, list[Outcome]](list)
     for one in outcomes:
         texts = [
@@ -413,22 +370,17 @@ def _of_equal(
 
 
 def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
+    unfit = [one.warnings[0] for one in outcomes if one.warnings]
+    if unfit:
+        notes = [f"warning: {len(unfit)} of {len(outcomes)} lines: {unfit[0]}", *notes]
     return [
         "eps ≤ is proven for these batches at the noise multiplier in column "
         "noise; no proof can give less than eps ≥. The columns after it are for "
         f"held-out examples: {over_seeds(outcomes[0].num_seeds)}.",
         *([PLAIN] if any(one.method == NON_PRIVATE for one in outcomes) else []),
-        *_unfit_notes(outcomes),
         *notes,
         COSTS,
     ]
-
-
-def _unfit_notes(outcomes: Sequence[Outcome]) -> list[str]:
-    unfit = [one.warnings[0] for one in outcomes if one.warnings]
-    return (
-        [f"warning: {len(unfit)} of {len(outcomes)} lines: {unfit[0]}"] if unfit else []
-    )
 
 
 def _settings(outcomes: Sequence[Outcome]) -> _Columns:

@@ -79,7 +79,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,12 +102,11 @@ from pipelines.tables.reading import Part, RawInputs
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, CLASSES, OTHER
 from trainer.model.rows import as_table, schema_of
-from trainer.prediction.chosen_model import PREDICTED, VOTE_SHARE, ChosenModel, choose
+from trainer.prediction.chosen_model import PREDICTED, ChosenModel, choose
 from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import PREDICTION, PROBABILITIES, PROBABILITY
-from trainer.run.iterates import column_names, in_units
+from trainer.run.iterates import in_units
 from trainer.run.preflight import check_local
-from trainer.settings.train_settings import OMV
 
 _CSV = ".csv"
 #: Suffixes of names; without one the file is Parquet.
@@ -189,7 +187,7 @@ def open_rows(
         held_out = HeldOut(path, manifest.columns, manifest.dataset, option=OPTION)
         held_out.check_others(carried)
         parts = functools.partial(_prepared_parts, held_out, [*carried])
-        return RowsToPredict(total=held_out.num_rows, unit="row", parts=parts)
+        return RowsToPredict(total=held_out.num_rows, parts=parts)
     found = manifest.dataset.get("cells")
     if found != CELLS_NAME:
         raise InputError(
@@ -199,7 +197,7 @@ def open_rows(
             "or prepare, batch and train again."
         )
     raw = RawInputs(str(path), schema, carried)
-    return RowsToPredict(total=raw.num_bytes, unit="byte", parts=raw.parts)
+    return RowsToPredict(total=raw.num_bytes, parts=raw.parts)
 
 
 def _is_prepared(file: table_files.TableFile) -> bool:
@@ -222,14 +220,12 @@ class RowsToPredict:
     """Rows to predict.
 
     Attributes:
-      total: Size of the table, in units.
-      unit: Unit of progress: "row" or "byte".
+      total: Size of the table, in units of progress: rows, or bytes of a raw one.
       parts: Yields inputs of the model, carried columns, and units read so far, in
         parts of about a number of rows.
     """
 
     total: int
-    unit: str
     parts: Callable[[int], Iterator[Part]]
 
 
@@ -272,21 +268,6 @@ def with_classes(
         parts = values.T if task == CLASSES else [values]
         columns |= zip(_parts(column, task, classes), parts, strict=True)
     return columns
-
-
-def shown_names(
-    columns: Sequence[str], task: str, classes: Sequence[str]
-) -> tuple[str, ...]:
-    """Returns the names that may be given; other arguments as for `with_classes`.
-
-    Args:
-      columns: Names of the columns of predictions.
-    """
-    if task == OTHER:
-        return tuple(columns)
-    rest = [column for column in columns if column != PREDICTED]
-    named = [each for column in rest for each in _parts(column, task, classes)]
-    return tuple(dict.fromkeys((PREDICTED, *named, *rest)))
 
 
 def _number(probabilities: np.ndarray, task: str) -> np.ndarray:
@@ -343,31 +324,13 @@ def check(
     chosen = choose(run, average=average, uncertainty=uncertainty)
     check_new(out)
     check_name(out)
-    names = prediction_names(chosen)
-    for name in carry:
-        if name in names or carry.count(name) > 1:
-            raise InputError(
-                f"Expected column {name} of --carry once, and not to be called as a "
-                f"prediction: {', '.join(names)}. Omit it, or rename it in the "
-                "table."
-            )
+    if len({*carry}) < len(carry):
+        raise InputError("Expected each column of --carry once. Omit the second.")
     # Without the label, which the table need not have.
     manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
     manifest = dataclasses.replace(manifest, columns=chosen.serving.inputs)
     rows = open_rows(table, manifest, carry)
     return PredictRequest(chosen=chosen, rows=rows, out=out)
-
-
-def prediction_names(chosen: ChosenModel) -> tuple[str, ...]:
-    """Returns the columns of the predictions of a model."""
-    signature = chosen.serving
-    found: Sequence[str] = signature.outputs
-    if chosen.average == OMV:
-        found = (VOTE_SHARE,)
-    elif chosen.level is not None:
-        several = column_names(signature.outputs).values()
-        found = tuple(itertools.chain.from_iterable(several))
-    return shown_names(found, signature.task, chosen.classes)
 
 
 #: Largest number and bytes of the rows that are read, predicted and written at a time.
@@ -423,17 +386,9 @@ def predict(
     Raises:
       InputError: name, value, bound, remedy.
     """
-    paths = map(pathlib.Path, (run, table, out))
-    return predict_checked(check(*paths, **how), reporter or Silent())
-
-
-def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSummary:
-    """Does what ``predict`` does, for a request that is already checked.
-
-    Args:
-      request: From ``request.check``.
-      reporter: Receives progress.
-    """
+    request = check(*map(pathlib.Path, (run, table, out)), **how)
+    reporter = reporter or Silent()
+    reporter.say("loading TensorFlow")
     # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
@@ -443,6 +398,12 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
         for inputs, carried, done in request.rows.parts(_chunk_rows(request)):
             found = as_table(named(predict_rows(inputs), chosen))
             names = [*carried.column_names, *found.column_names]
+            if len({*names}) < len(names):
+                raise InputError(
+                    "Expected no column of --carry to be called as a prediction: "
+                    f"{', '.join(found.column_names)}. Omit it, or rename it in the "
+                    "table."
+                )
             file.write(pa.table([*carried.columns, *found.columns], names))
             reporter.advance(done)
     reporter.stop()

@@ -177,7 +177,7 @@ def of_numbers(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimat
             # Squares of absolute errors are the squared ones.
             ABSOLUTE_ERROR: _mean(absolute, loss, rows, math.sqrt(cap)),
         },
-        guessing=_variance(sums, rows) if "label" in sums else {},
+        guessing=_variance(sums, rows),
         num_rows=rows.value,
     )
 

@@ -69,7 +69,7 @@ from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.locks import locked
 from pipelines.core.users.bounded import Bounded
-from pipelines.files.storage import read_json
+from pipelines.files.storage import pretty_json, read_json, write_atomically
 from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of
 from trainer.core.run import run_record
@@ -81,7 +81,6 @@ from trainer.prediction.chosen_model import ChosenModel, choose
 from trainer.releases import estimates
 from trainer.releases.estimates import Count, Estimates
 from trainer.releases.held_out_sums import (
-    CAP,
     HeldOutNumbers,
     HeldOutRows,
     KeptRows,
@@ -95,7 +94,6 @@ from trainer.report.run_files import (
     PREDICTION,
     PROBABILITIES,
     PROBABILITY,
-    write_private,
 )
 from trainer.run import privacy
 
@@ -109,26 +107,17 @@ _OF_ROWS = 0.01
 _APART = "if none that is held out was trained on, scored runs, or gave statistics"
 
 
-def kept_rows(
-    task: str,
-    num_classes: int = 0,
-    cap: float | None = None,
-    most: int | None = None,
-    *,
-    has_range: bool = True,
-) -> KeptRows:
+def kept_rows(task: str, num_classes: int = 0, most: int | None = None) -> KeptRows:
     """Returns what is kept of held-out rows, before there are any.
 
     Args:
       task: "binary", "classes", or "other" of a regression.
       num_classes: Number of classes, at least 2; 0 of a regression.
-      cap: Largest loss that counts; None for the default.
       most: Largest number of rows of one user; None if the unit is a row.
-      has_range: Whether the labels of a regression have a public range.
     """
     if task == OTHER:
-        return HeldOutNumbers(cap or CAP, most, has_range=has_range)
-    return HeldOutRows(task, num_classes, cap or default_cap(num_classes), most)
+        return HeldOutNumbers(most=most)
+    return HeldOutRows(task, num_classes, default_cap(num_classes), most)
 
 
 def least_rows(rows: KeptRows, noise_multiplier: float) -> int:
@@ -280,7 +269,6 @@ class EvaluateRequest:
       chosen: The model.
       method: Method of the run.
       price: What it costs.
-      largest_loss: Losses above it count as it; None for the default of the task.
       unit: Of a regression whose labels have a public range, half of it; else None.
     """
 
@@ -288,7 +276,6 @@ class EvaluateRequest:
     chosen: ChosenModel
     method: str
     price: EvaluationPrice
-    largest_loss: float | None
     unit: float | None
 
 
@@ -301,7 +288,6 @@ def check(
     delta: float | None = None,
     allow_large_delta: bool = False,
     average: str | None = None,
-    largest_loss: float | None = None,
 ) -> EvaluateRequest:
     """Returns the checked request; other arguments as for `evaluate`.
 
@@ -310,9 +296,6 @@ def check(
       delta: Of metrics and run; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       average: Weights to evaluate, as for `predict.predict`; None for the last ones.
-      largest_loss: Public bound: losses above it count as it.  None for 4, and more
-        for more than two classes; of a regression the squared range of its labels, in
-        whose units it is.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -320,9 +303,7 @@ def check(
     folder = pathlib.Path(run)
     chosen = choose(folder, average=average)
     record, manifest = run_record.read_run(folder)
-    if largest_loss is not None:
-        check_float("largest_loss", largest_loss, above=0)
-    check_task(chosen, manifest, largest_loss)
+    check_task(chosen, manifest)
     digests = _digests_of(batches, record)
     held_out = HeldOut(
         table, manifest.columns, manifest.dataset, digests, option="--input"
@@ -346,20 +327,16 @@ def check(
         chosen=chosen,
         method=record.method,
         price=price,
-        largest_loss=largest_loss,
         unit=unit_of(manifest),
     )
 
 
-def check_task(
-    chosen: ChosenModel, manifest: Manifest, largest_loss: float | None = None
-) -> None:
+def check_task(chosen: ChosenModel, manifest: Manifest) -> None:
     """Accepts a model whose losses have a public bound.
 
     Args:
       chosen: The model.
       manifest: Manifest of its batches.
-      largest_loss: Bound that was given; None for none.
 
     Raises:
       InputError: it predicts something else than one label, or nothing bounds it.
@@ -370,12 +347,11 @@ def check_task(
             f"Expected {chosen.run} to predict one label; its metrics have no public "
             "bound. Give `dpsgd train --eval`, whose metrics no epsilon covers."
         )
-    is_bounded = largest_loss is not None or unit_of(manifest) is not None
-    if chosen.serving.task == OTHER and not is_bounded:
+    if chosen.serving.task == OTHER and unit_of(manifest) is None:
         raise InputError(
-            f"Expected --largest-loss for the numbers that {chosen.run} predicts: "
-            "their labels have no public range. Give a squared error that larger ones "
-            "count as, known without the rows, such as --largest-loss 1."
+            f"Expected the label of {chosen.run} to have a public range, which bounds "
+            "the errors of the numbers that it predicts. Give it a range in the "
+            "schema, and prepare, batch and train again."
         )
 
 
@@ -447,22 +423,13 @@ def evaluate(
     Raises:
       InputError: name, value, bound, remedy.
     """
-    request = check(run, batches, table, **settings)
-    return evaluate_checked(request, reporter or Silent())
-
-
-def evaluate_checked(request: EvaluateRequest, reporter: Reporter) -> dict[str, Any]:
-    """Does what ``evaluate`` does, for a request that is already checked.
-
-    Args:
-      request: From ``check``.
-      reporter: Receives progress.
-    """
-    run = request.chosen.run
-    with locked(run / PRIVATE_NAME, run):
-        _check_new(run)
+    request, reporter = check(run, batches, table, **settings), reporter or Silent()
+    folder = request.chosen.run
+    reporter.say("loading TensorFlow")
+    with locked(folder / PRIVATE_NAME, folder):
+        _check_new(folder)
         metrics = _fields(request, *estimated(request, reporter))
-        write_private(run, metrics)
+        write_atomically(folder / METRICS_NAME, pretty_json(metrics))
     return metrics
 
 
@@ -531,20 +498,11 @@ def _kept(
     rows = kept_rows(
         task,
         2 if task == BINARY else predictions.shape[-1],
-        _scaled(request.largest_loss, request.unit),
         bounded.max_examples_per_user if bounded else None,
-        has_range=request.unit is not None,
     )
     num_rows = bounded.num_examples if bounded else request.held_out.num_rows
     check_rows(rows, request.price.noise_multiplier, num_rows, "--input")
     return rows
-
-
-def _scaled(largest_loss: float | None, unit: float | None) -> float | None:
-    """Returns a squared error of numbers that were scaled by a unit."""
-    if largest_loss is None or unit is None:
-        return largest_loss
-    return largest_loss / unit**2
 
 
 def _take(_: Any) -> None:

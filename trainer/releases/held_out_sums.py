@@ -48,8 +48,8 @@ Sums over held-out rows of a regression, and how far one row or user moves them.
     squares          of that share, for the sampling error of its mean
     absolute         root of that share: the absolute error
     label, label_squares
-                     the label in [-1, 1] as a share of that range, and its square, for
-                     the variance; where the range is public
+                     the label in [-1, 1] as a share of that range, which is public,
+                     and its square, for the variance
 
 Formal guarantees (a row that is zeroed out adds nothing to any sum):
   - one row moves each sum by half at most, since a half is taken from every share in
@@ -195,10 +195,8 @@ class KeptRows(abc.ABC):
         self._num_rows = 0
         self._totals: dict[str, int] = {}
 
-    @property
-    @abc.abstractmethod
-    def _shares(self) -> dict[str, float]:
-        """Name of each sum but ``rows`` -> its share, of all in all 1."""
+    #: Name of each sum but ``rows`` -> its share, of all in all 1.
+    _shares: Mapping[str, float]
 
     def add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
         """Adds rows.  Sensitive.
@@ -235,7 +233,7 @@ class KeptRows(abc.ABC):
     def shares(self) -> dict[str, float]:
         """Name of each sum -> its share of the squared sensitivity."""
         if self.most is None:
-            return self._shares
+            return dict(self._shares)
         # A little less, so that all add up to 1 at most in floating point.
         rest = (1 - _OF_ROWS) * (1 - 1e-12)
         return {"rows": _OF_ROWS, **{n: rest * x for n, x in self._shares.items()}}
@@ -277,6 +275,7 @@ class HeldOutRows(KeptRows):
     ) -> None:
         super().__init__(cap, most)
         self._is_binary = task == BINARY
+        self._shares = _BINARY if self._is_binary else _CLASSES
         self._num_classes = num_classes
         self._counts = np.zeros(self.num_cells, np.int64)
         #: Rows by cell of the score and by label; made by the first rows.
@@ -287,10 +286,6 @@ class HeldOutRows(KeptRows):
         """Number of counts."""
         bins = len(edges(self.cap)) + 1
         return 2 * (bins if self._is_binary else self._num_classes)
-
-    @property
-    def _shares(self) -> dict[str, float]:
-        return _BINARY if self._is_binary else _CLASSES
 
     def noise_of_one(self, noise_multiplier: float) -> float:
         """Returns the noise of an accuracy of one row; see `KeptRows.noise_of_one`."""
@@ -396,7 +391,6 @@ CAP = 4.0
 _SHARES = {
     "loss": 0.4, "absolute": 0.2, "squares": 0.1, "label": 0.15, "label_squares": 0.15
 }  # fmt: skip
-_WITHOUT_LABELS = {"loss": 0.5, "absolute": 0.3, "squares": 0.2}
 #: The largest variance of a number, as a share of its squared range.
 _OF_VARIANCE = 0.25
 
@@ -407,18 +401,12 @@ class HeldOutNumbers(KeptRows):
     Args:
       cap: Largest squared error that counts, above 0.
       most: Largest number of rows of one user; None if the unit is a row.
-      has_range: Whether labels are in [-1, 1], which is public.
     """
 
-    def __init__(
-        self, cap: float = CAP, most: int | None = None, *, has_range: bool = True
-    ) -> None:
-        super().__init__(cap, most)
-        self._has_range = has_range
+    _shares = _SHARES
 
-    @property
-    def _shares(self) -> dict[str, float]:
-        return _SHARES if self._has_range else _WITHOUT_LABELS
+    def __init__(self, cap: float = CAP, most: int | None = None) -> None:
+        super().__init__(cap, most)
 
     def noise_of_one(self, noise_multiplier: float) -> float:
         """Returns the noise of a squared error, over the largest variance."""

@@ -169,6 +169,18 @@ def check(
             f"{' or '.join(_SCORES[task])}."
         )
     num_rows = _check_scored(scored, dataset)
+    # A row that scores has the model's epsilon and delta, if none is larger than these.
+    of_score: dict[str, Any] = {
+        "epsilon_of_score": settings[0].target_epsilon,
+        "delta_of_score": settings[0].target_delta,
+    }
+    for name, value in (
+        ("epsilon_of_score", epsilon_of_score),
+        ("delta_of_score", delta_of_score),
+    ):
+        if value is not None:
+            check_float(name, value, above=0.0, at_most=of_score[name])
+            of_score[name] = value
     asked: dict[str, Any] = {
         "input": source,
         "scored": str(scored),
@@ -177,7 +189,7 @@ def check(
         "candidates": [dataclasses.asdict(each) for each in settings],
         "num_runs": num_runs,
         "score": score,
-        **_of_score(settings[0], epsilon_of_score, delta_of_score),
+        **of_score,
     }
     asked = json.loads(json.dumps(asked, default=str))  # as it is read again
     of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
@@ -228,24 +240,6 @@ def _check_scored(scored: pathlib.Path, dataset: Dataset) -> int:
     of_score = table_of(list_row_groups(os.fspath(scored)))
     table_of(dataset).check_apart(of_score, "--score")
     return held_out.num_rows
-
-
-def _of_score(
-    settings: TrainSettings, epsilon: float | None, delta: float | None
-) -> dict[str, float | None]:
-    """Returns epsilon and delta of the best score, by default those of the model.
-
-    Raises:
-      InputError: one is larger than that of the model, which a row that scores would
-        then not have.
-    """
-    given = {"epsilon_of_score": epsilon, "delta_of_score": delta}
-    of_model = settings.target_epsilon, settings.target_delta
-    for (name, value), most in zip(given.items(), of_model, strict=True):
-        if value is not None:
-            check_float(name, value, above=0.0, at_most=most)
-        given[name] = value or most
-    return given
 
 
 def _settled(
@@ -495,7 +489,6 @@ def _score(
         chosen=chosen,
         method="",
         price=request.price,
-        largest_loss=None,
         unit=evaluate.unit_of(manifest),
     )
     found, _ = evaluate.estimated(asked, Silent())

@@ -122,16 +122,6 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
     return found
 
 
-def write_private(run: pathlib.Path, metrics: dict[str, Any]) -> None:
-    """Writes the metrics of a private evaluation.
-
-    Args:
-      run: Folder of the run, which the caller has locked.
-      metrics: JSON-serialisable.
-    """
-    write_atomically(run / METRICS_NAME, pretty_json(metrics))
-
-
 def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any]]:
     """Returns the points of the curve of a run: steps, and the named metrics.
 

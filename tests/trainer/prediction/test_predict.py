@@ -104,6 +104,15 @@ def test_a_table_may_lack_the_label_and_have_other_columns_and_files(
     )
     np.testing.assert_allclose(found["probability"], whole["probability"], rtol=1e-5)
     assert found["id"].to_pylist() == list(range(len(ROWS)))
+    named = table.rename_columns({"id": "predicted"})
+    named = named.replace_schema_metadata(table.schema.metadata)
+    pq.write_table(named, tmp_path / "named.parquet")
+    with pytest.raises(InputError, match="carry to be called as a prediction"):
+        _predict(
+            folder, tmp_path / "none.parquet", table=tmp_path / "named.parquet",
+            carry=["predicted"],
+        )  # fmt: skip
+    assert not (tmp_path / "none.parquet").exists()
 
 
 def test_a_name_that_ends_in_csv_gets_csv(
@@ -244,6 +253,3 @@ def test_a_table_of_named_classes_goes_all_the_way(
             PREDICTED
         ].to_pylist()
         np.testing.assert_allclose(values.sum(0), 1, rtol=1e-5)
-    wrong = ["predict", "run", "--input=a.csv", "--out=q", "--carry=probability_red"]
-    refused = invoke(wrong)
-    assert "not to be called as a prediction" in str(refused.exception)
