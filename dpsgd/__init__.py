@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dpsgd.private_model import make_private as make_private
     from dpsgd.questions import account as account
     from dpsgd.questions import plan as plan
+    from pipelines.batches.folder import read_batches as read_batches
     from pipelines.batches.folder import read_manifest as read_manifest
-    from pipelines.batches.reader import read_batches as read_batches
     from pipelines.batches.verify import verify as verify
     from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
     from pipelines.job.batch_settings import BatchSettings as BatchSettings

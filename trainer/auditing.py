@@ -77,7 +77,7 @@ from pipelines.core.choices import (
     make_sampler,
 )
 from pipelines.core.keys import KEY_BYTES
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users import Bounded
 from trainer.core.run.run_record import RunRecord
 from trainer.core.step import noise
 from trainer.report.report import Report, ReportTable

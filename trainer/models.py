@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column
-from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Column, Manifest
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.model_check import check_differentiable, check_model
 from trainer.model.layers import as_keras

@@ -37,7 +37,7 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from pipelines.batches import first_use
-from pipelines.batches.reader import stored
+from pipelines.batches.folder import stored
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.threads import machine_memory
 from pipelines.files import storage

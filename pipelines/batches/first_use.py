@@ -25,7 +25,7 @@ import hashlib
 
 from accounting.core.validation import InputError, header, read_fields
 from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.core.files.json_files import find
+from pipelines.core.files.local_files import find
 from pipelines.files.storage import (
     StrPath,
     absolute,

@@ -27,9 +27,9 @@ from pipelines.batches.folder import (
     check_certificate,
     is_same_key,
     read_checksums,
+    read_from,
     read_manifest,
 )
-from pipelines.batches.reader import read_from
 from pipelines.core.batches.manifest import BatchFile, Checksums, Manifest
 from pipelines.core.batches.reader import changed, check_file
 from pipelines.core.threads import in_order, num_cores

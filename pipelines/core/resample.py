@@ -56,8 +56,7 @@ import numpy as np
 from accounting.core.plan import DpSgdPlan, fingerprint
 from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import write_record
-from pipelines.core.batches.columns import Column, row_bytes
-from pipelines.core.batches.manifest import RecordChecksum
+from pipelines.core.batches.manifest import Column, RecordChecksum, row_bytes
 from pipelines.core.choices import PlanSampler, make_sampler
 from pipelines.core.keys import commitment, derive
 from pipelines.core.rows import DataSet, RowGroup

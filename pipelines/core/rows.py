@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Column
 from pipelines.core.choices import BlockSpan
 
 

@@ -1,6 +1,6 @@
 """Secret keys in files, in stores, and in Google's Secret Manager.
 
-Formal guarantees, beside those of ``pipelines.core.files.key_files``:
+Formal guarantees, beside those of ``pipelines.core.keys``:
   - In a store, its access rules decide who can read a key.
 
 Sensitive: keys; no message holds them.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 
 from accounting.core.validation import InputError
-from pipelines.core.files import key_files
-from pipelines.core.files.key_files import create_key_file as create_key_file
+from pipelines.core import keys
+from pipelines.core.keys import create_key_file as create_key_file
 from pipelines.core.keys import derive
 from pipelines.files.storage import StrPath, is_remote, read_bytes
 
@@ -48,7 +48,7 @@ def _text(location: str) -> bytes:
         return _managed(location.removeprefix(SECRET_MANAGER))
     if is_remote(location):
         return read_bytes(location)
-    return key_files.private_text(location)
+    return keys.private_text(location)
 
 
 def read_key_file(path: StrPath) -> bytes:
@@ -57,7 +57,7 @@ def read_key_file(path: StrPath) -> bytes:
     Raises:
       InputError: the file is missing, readable by others, or does not hold one key.
     """
-    return key_files.read_key_file(path, _text)
+    return keys.read_key_file(path, _text)
 
 
 def read_or_create_key_file(path: StrPath) -> bytes:
@@ -69,4 +69,4 @@ def read_or_create_key_file(path: StrPath) -> bytes:
     """
     if is_remote(path):
         return read_key_file(path)
-    return key_files.read_or_create_key_file(path)
+    return keys.read_or_create_key_file(path)

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any
 
-from pipelines.core.files import json_files, local_files
-from pipelines.core.files.json_files import pretty_json as pretty_json
+from pipelines.core.files import local_files
 from pipelines.core.files.local_files import StrPath as StrPath
+from pipelines.core.files.local_files import pretty_json as pretty_json
 
 SCHEME = "://"
 
@@ -323,7 +323,7 @@ def read_known(path: StrPath, *, remedy: str = "") -> bytes:
     Raises:
       InputError: missing, or no access.
     """
-    return json_files.read_known(path, remedy=remedy, read=read_bytes)
+    return local_files.read_known(path, remedy=remedy, read=read_bytes)
 
 
 def read_json(path: StrPath, *, remedy: str = "") -> Any:
@@ -332,4 +332,4 @@ def read_json(path: StrPath, *, remedy: str = "") -> Any:
     Raises:
       InputError: as ``read_known``, or not JSON.
     """
-    return json_files.read_json(path, remedy=remedy, read=read_bytes)
+    return local_files.read_json(path, remedy=remedy, read=read_bytes)

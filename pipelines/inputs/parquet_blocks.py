@@ -44,10 +44,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import DTYPES, Column
+from pipelines.core.batches.manifest import DTYPES, Column
 from pipelines.core.choices import BlockSpan
 from pipelines.core.keys import commitment, derive
-from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.core.users import BOUNDED, Bounded
 from pipelines.files.storage import is_remote
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.source_table import (

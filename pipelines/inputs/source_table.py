@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
-from pipelines.core.users.bounded import BOUNDED
+from pipelines.core.users import BOUNDED
 from pipelines.files import storage
 from pipelines.files.storage import absolute, is_remote, join, read_json
 

@@ -42,7 +42,7 @@ from pipelines.batches.folder import (
 from pipelines.core.batches.manifest import FORMAT_VERSION, FileChecksum, Manifest
 from pipelines.core.files import locks
 from pipelines.core.keys import commitment, derive
-from pipelines.core.users.bounded import KEY_LABEL
+from pipelines.core.users import KEY_LABEL
 from pipelines.files import outputs, storage
 from pipelines.files.key_sources import read_key_file, read_or_create_key_file
 from pipelines.files.storage import (

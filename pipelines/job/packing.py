@@ -24,12 +24,14 @@ import numpy as np
 
 from accounting.core.plan import DpSgdPlan
 from pipelines.core.batches.batch_format import encode_batch, write_record
-from pipelines.core.batches.columns import Column, check_record, row_bytes
 from pipelines.core.batches.manifest import (
     BatchFile,
+    Column,
     FileChecksum,
     Manifest,
     RecordChecksum,
+    check_record,
+    row_bytes,
 )
 from pipelines.core.choices import Choices, PlanSampler, arrange_steps
 from pipelines.files.outputs import Sink

@@ -15,7 +15,7 @@ import math
 
 from accounting.core.plan import DpSgdPlan, check_epochs
 from accounting.core.validation import InputError, check_int
-from pipelines.core.batches.columns import record_bytes, row_bytes
+from pipelines.core.batches.manifest import record_bytes, row_bytes
 from pipelines.core.choices import bucket_bits, check_assigned
 from pipelines.core.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset

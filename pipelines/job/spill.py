@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from pipelines.core.batches.columns import row_bytes
+from pipelines.core.batches.manifest import row_bytes
 from pipelines.files.storage import StrPath, is_remote, join, new_file, read_range, size
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import OVERHEAD_BYTES, Layout

@@ -41,17 +41,18 @@ import pyarrow.parquet as pq
 
 from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.core.validation import InputError, check_int
-from pipelines.core.batches.columns import Column, row_bytes
+from pipelines.core.batches.manifest import Column, row_bytes
 from pipelines.core.keys import commitment, derive
-from pipelines.core.users.bounded import (
+from pipelines.core.users import (
     BOUNDED,
     KEY_LABEL,
     ROW_WEIGHTS,
     ROWS,
     Bounded,
     UserBound,
+    draw_priorities,
+    least_rows,
 )
-from pipelines.core.users.least_rows import draw_priorities, least_rows
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
     description_of,

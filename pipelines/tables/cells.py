@@ -40,7 +40,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.users.hashing import AFTER, buckets_of, hash_fields, words_of
+from pipelines.core.hashing import AFTER, buckets_of, hash_fields, words_of
 
 TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL = (
     "text",

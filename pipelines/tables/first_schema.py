@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import RESERVED_NAMES
+from pipelines.core.batches.manifest import RESERVED_NAMES
 from pipelines.files.storage import StrPath
 from pipelines.tables import cells
 from pipelines.tables.kinds import (

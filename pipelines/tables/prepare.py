@@ -42,10 +42,10 @@ from pydantic import TypeAdapter
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError, check_choice, check_int
-from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Column
+from pipelines.core.hashing import hash_ids
 from pipelines.core.threads import num_cores
-from pipelines.core.users.bounded import Bounded
-from pipelines.core.users.hashing import hash_ids
+from pipelines.core.users import Bounded
 from pipelines.files.key_sources import read_key_file, read_or_create_key_file
 from pipelines.files.outputs import staged_folder
 from pipelines.files.storage import StrPath, write_atomically

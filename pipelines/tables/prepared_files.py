@@ -39,7 +39,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError, header
-from pipelines.core.batches.columns import DTYPES, Column, row_bytes
+from pipelines.core.batches.manifest import DTYPES, Column, row_bytes
 from pipelines.files.outputs import Sink
 from pipelines.files.storage import new_file, pretty_json, write_atomically
 from pipelines.inputs.parquet_blocks import (

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from duckdb.func import PythonUDFType
 
 from accounting.core.validation import InputError, did_you_mean
+from pipelines.core.hashing import GOLDEN, mix
 from pipelines.core.threads import num_cores
-from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.files.storage import StrPath
 from pipelines.tables import cells
 from pipelines.tables.cells import FAULT, Select, hash_texts, salt_of

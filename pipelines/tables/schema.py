@@ -33,8 +33,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from accounting.core.validation import InputError, did_you_mean
-from pipelines.core.batches.columns import RESERVED_NAMES
-from pipelines.core.users.hashing import HASH_NAME
+from pipelines.core.batches.manifest import RESERVED_NAMES
+from pipelines.core.hashing import HASH_NAME
 from pipelines.tables.cells import CELLS_NAME
 from pipelines.tables.kinds import (
     ID,

@@ -37,8 +37,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from accounting.core.validation import check_float, check_int
+from pipelines.core.hashing import GOLDEN, mix
 from pipelines.core.keys import derive
-from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.files.key_sources import insecure_key
 from pipelines.files.outputs import staged_folder
 

@@ -39,7 +39,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 import conftest  # noqa: E402
 
 from accounting.core.plan import TRUNCATED_CYCLIC_POISSON, DpSgdPlan  # noqa: E402
-from pipelines.batches.reader import stored  # noqa: E402
+from pipelines.batches.folder import stored  # noqa: E402
 from pipelines.files.key_sources import insecure_key  # noqa: E402
 from tests.criteo import described  # noqa: E402
 from trainer.claims import bam, lazy_noise  # noqa: E402

@@ -63,7 +63,7 @@ CHAINS = [
     (SLOW, "trainer.cli.account_commands trainer.cli.run_commands"),
     (FRAMEWORKS, """pipelines.core.resample pipelines.certify
      pipelines.core.choices pipelines.core.batches.batch_format
-     pipelines.files.key_sources pipelines.batches.reader pipelines.batches.verify
+     pipelines.files.key_sources pipelines.batches.folder pipelines.batches.verify
      pipelines.cli.data_commands pipelines.cli.batch_commands
      trainer.experiments.compare trainer.auditing trainer.html_report.page"""),
     ({"apache_beam"}, "trainer.train"),

@@ -8,8 +8,8 @@ import pathlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.core.hashing import hash_ids
 from pipelines.core.keys import new_key
-from pipelines.core.users.hashing import hash_ids
 from pipelines.tables.bounding import USER, BoundSettings, Limits, bound_pieces
 from pipelines.tables.prepared_files import write_record
 

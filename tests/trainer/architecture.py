@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from accounting.core.plan import POISSON, DpSgdPlan
-from pipelines.core.batches.columns import Column
-from pipelines.core.batches.manifest import BatchFile, Manifest
-from pipelines.core.users.bounded import BOUNDED, ROW_WEIGHTS, USERS, Bounded
+from pipelines.core.batches.manifest import BatchFile, Column, Manifest
+from pipelines.core.users import BOUNDED, ROW_WEIGHTS, USERS, Bounded
 from pipelines.tables.schema import LABEL, Schema
 from tests.trainer.zoo import arrays
 from trainer.core.step.noise import SEEDS, row_seeds

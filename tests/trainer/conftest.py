@@ -21,14 +21,14 @@ from accounting.core.plan import CYCLIC_POISSON, POISSON, SAMPLERS, DpSgdPlan
 from pipelines.batches import first_use
 from pipelines.batches.folder import write_manifest
 from pipelines.core.batches.batch_format import encode_batch, write_record
-from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import (
     BatchFile,
+    Column,
     FileChecksum,
     Manifest,
     RecordChecksum,
 )
-from pipelines.core.users.bounded import BOUNDED
+from pipelines.core.users import BOUNDED
 from pipelines.files.outputs import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.inputs.source_table import (

@@ -17,7 +17,7 @@ from accounting.core.intervals import upper_text
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users import Bounded
 from tests.command_line import invoke
 from tests.trainer.conftest import make_rows, write_held_out, write_run_folder
 from tests.trainer.run.whole_runs import private_settings

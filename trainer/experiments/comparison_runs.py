@@ -39,9 +39,13 @@ from typing import Any
 
 from accounting.core.plan import DpSgdPlan, check_epochs
 from accounting.core.validation import InputError, check_choice
-from pipelines.batches.folder import MANIFEST_NAME, read_checksums, read_manifest
-from pipelines.batches.reader import stored
-from pipelines.core.users.bounded import UserBound
+from pipelines.batches.folder import (
+    MANIFEST_NAME,
+    read_checksums,
+    read_manifest,
+    stored,
+)
+from pipelines.core.users import UserBound
 from pipelines.files import processes
 from pipelines.files.storage import pretty_json, write_atomically
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups

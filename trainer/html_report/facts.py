@@ -34,7 +34,7 @@ from accounting.statement import PrivacyStatement
 from accounting.trade_off import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users import Bounded
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RECORD_NAME, RunRecord
 from trainer.model.metrics import METRICS, in_words, metric_names

@@ -29,9 +29,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Column
 from pipelines.core.files.local_files import digest_of
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users import Bounded
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import (
     check_count,

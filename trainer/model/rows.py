@@ -29,9 +29,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.core.batches.columns import Column
-from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import ROW_WEIGHTS, Bounded
+from pipelines.core.batches.manifest import Column, Manifest
+from pipelines.core.users import ROW_WEIGHTS, Bounded
 from pipelines.tables.schema import DATASET_NAME, Schema
 from trainer.model.metrics import LABEL
 

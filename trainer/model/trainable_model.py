@@ -51,9 +51,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column
-from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import ROW_WEIGHTS
+from pipelines.core.batches.manifest import Column, Manifest
+from pipelines.core.users import ROW_WEIGHTS
 from trainer.core.step.noise import SEEDS
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.tf_compat import raw_variable, tf

@@ -91,8 +91,7 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
-from pipelines.core.batches.columns import row_bytes
-from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest, row_bytes
 from pipelines.files.outputs import Sink, check_new, output_file
 from pipelines.files.storage import read_json
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY

@@ -68,7 +68,7 @@ from accounting.core.validation import InputError, check_float, header
 from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.locks import locked
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users import Bounded
 from pipelines.files.storage import pretty_json, read_json, write_atomically
 from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of

@@ -44,8 +44,8 @@ from accounting.core.intervals import upper_text
 from accounting.core.plan import MOST_RUNS
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_float, check_int
-from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users import ROWS as ROWS_SAMPLED
+from pipelines.core.users import Bounded
 from pipelines.files.outputs import check_new, output_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.tables.kinds import LABEL

@@ -43,8 +43,7 @@ from typing import Any
 
 from accounting.core.validation import InputError, header, read_fields
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
-from pipelines.core.batches.columns import Column
-from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Column, Manifest
 from pipelines.core.files.local_files import digest_of
 from pipelines.files.storage import pretty_json, read_json, write_atomically
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run

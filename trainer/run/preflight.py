@@ -29,7 +29,7 @@ from pipelines.batches.folder import (
     read_manifest,
 )
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users import Bounded
 from pipelines.files.outputs import check_folder
 from pipelines.files.storage import StrPath, join, read_json, sizes
 from pipelines.tables.schema import DATASET_NAME

@@ -31,7 +31,7 @@ from accounting.core.validation import InputError
 from accounting.statement import PrivacyStatement
 from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
-from pipelines.core.users.bounded import Bounded, UserBound
+from pipelines.core.users import Bounded, UserBound
 from pipelines.files.storage import pretty_json, write_atomically
 from pipelines.inputs.source_table import ORDERED_BY
 from trainer.core import claim_names

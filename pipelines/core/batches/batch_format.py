@@ -42,7 +42,7 @@ from google.protobuf import (
 from google.protobuf.message import DecodeError
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

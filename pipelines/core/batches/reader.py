@@ -18,34 +18,190 @@ Other guarantees:
 Where the bytes come from is not trusted: every one is checked.
 
 Public: the manifest.  Sensitive: every yielded batch.
+
+Of several workers, part p of a step belongs to worker p mod W.  Formal guarantees of
+the ranges of bytes that each reads:
+  - ``ranges`` of all workers hold each record of the wanted steps once, in step order
+    for each of them, and no other byte.
+  - Checksums that do not name each step and part of a file once and in order are
+    refused.
+
+Sensitive: all of it, since the number of parts of a step may depend on the examples.
+
+`StoredBatches` are those of a folder:
+
+    OUT/manifest.json             see ``manifest``; public
+    OUT/certificate.json          see ``certificate``; public
+    OUT/private/checksums.json    see ``manifest``; sensitive
+
+Formal guarantees:
+  - ``checksums`` refuses a manifest that was edited.
+  - ``batches`` yields what ``read_records`` does, with its guarantees.
+
+The functions that get bytes, from this machine or a store, are not trusted.
+
+Public: manifest, certificate and names.  Sensitive: checksums and batches.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, check_int
 from pipelines.core.batches.batch_format import (
     PhysicalBatch,
     decode_batch,
     iterate_records,
 )
-from pipelines.core.batches.manifest import BatchFile, Checksums, FileChecksum, Manifest
-from pipelines.core.batches.ranges import (
-    ALL,
-    Range,
-    Read,
-    Share,
-    changed,
-    ranges,
-    ranges_of,
+from pipelines.core.batches.manifest import (
+    BatchFile,
+    Checksums,
+    FileChecksum,
+    Manifest,
+    RecordChecksum,
+    digest_of_seal,
 )
+from pipelines.core.files.local_files import StrPath, find, read_json, read_known
+from pipelines.core.keys import commitment
 from pipelines.core.threads import in_order
+
+#: (name of a file, first byte, number of bytes) -> these bytes.
+Read = Callable[[str, int, int], bytes]
+#: A smaller request would wait longer for its answer than for its bytes.
+RANGE_BYTES = 8 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The parts of one worker.
+
+    Attributes:
+      rank: Rank of the worker, from 0.
+      count: Number of workers.
+
+    Example:
+      >>> [part for part in range(7) if Share(rank=1, count=3).has(part)]
+      [1, 4]
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    def has(self, part: int) -> bool:
+        """Whether a part of a step belongs to this worker."""
+        return part % self.count == self.rank
+
+
+#: The share of a single worker.
+ALL = Share()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Range:
+    """A range of bytes that is read at once.
+
+    Attributes:
+      file: File of the manifest.
+      start: First byte.
+      end: Byte after the last.
+      records: Records in the range.
+    """
+
+    file: BatchFile
+    start: int
+    end: int
+    records: list[RecordChecksum]
+
+
+def ranges(
+    manifest: Manifest, checksums: Checksums, share: Share, first_step: int
+) -> Iterator[Range]:
+    """Yields the ranges that a worker reads, in step order.
+
+    Args:
+      manifest: Manifest of the batches.
+      checksums: Their checksums.
+      share: The parts of the worker.
+      first_step: First step to read.
+
+    Raises:
+      InputError: checksums without each step and part once.
+    """
+    for file in manifest.files:
+        if file.first_step + file.num_steps > first_step:
+            checksum = checksums.of_file(file)
+            yield from ranges_of(file, manifest, checksum, share, first_step)
+
+
+def ranges_of(
+    file: BatchFile,
+    manifest: Manifest,
+    checksum: FileChecksum,
+    share: Share = ALL,
+    first_step: int = 0,
+) -> list[Range]:
+    """Returns a worker's ranges of a file: adjacent records together.
+
+    Other arguments, and errors, as for ``ranges``.
+
+    Args:
+      file: File of the manifest.
+      checksum: Its checksums.
+    """
+    _check_order(file, checksum, manifest.parts_per_step)
+    found: list[Range] = []
+    position = 0
+    for record in checksum.records:
+        start, position = position, position + record.size
+        if record.step < first_step or not share.has(record.part):
+            continue
+        last = found[-1] if found else None
+        if last and last.end == start and position - last.start <= RANGE_BYTES:
+            last.records.append(record)
+            last.end = position
+        else:
+            found.append(Range(file=file, start=start, end=position, records=[record]))
+    return found
+
+
+def _check_order(
+    file: BatchFile, checksum: FileChecksum, parts_per_step: int | None
+) -> None:
+    """Checks that each step and part is there once, in order.
+
+    Args:
+      file: File of the manifest.
+      checksum: Its checksums.
+      parts_per_step: Number of records of every step; None if it depends on the data.
+    """
+    end = (file.first_step + file.num_steps, 0)
+    allowed = {(file.first_step, 0)}
+    for record in checksum.records:
+        step, part = record.step, record.part
+        if (step, part) not in allowed or step >= end[0]:
+            raise InputError(
+                f"Expected the batches of {file.name} in order; found step {step}, "
+                f"part {part}."
+            )
+        allowed = {(step, part + 1), (step + 1, 0)}
+        if parts_per_step is not None:
+            allowed = {max(allowed) if part + 1 == parts_per_step else min(allowed)}
+    if end not in allowed:
+        raise InputError(f"Expected {file.name} to end with step {end[0] - 1}.")
+
+
+def changed(name: str) -> InputError:
+    """Returns the error for a batch file that was changed."""
+    return InputError(
+        f"Expected batch file {name} to be as it was written; it was changed. "
+        "Restore it, or make the batches again."
+    )
 
 
 def read_records(
@@ -141,4 +297,105 @@ def _check_padding(batch: PhysicalBatch, file: BatchFile) -> None:
         raise InputError(
             f"Expected step {batch.step} of {file.name} to hold real rows of weight 1, "
             "then padding of zeros."
+        )
+
+
+MANIFEST_NAME = "manifest.json"
+CERTIFICATE_NAME = "certificate.json"
+PRIVATE_NAME = "private"
+CHECKSUMS_NAME = "checksums.json"
+
+_UNFINISHED = "The folder holds no finished batches; run `dpsgd batches` to the end."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredBatches:
+    """The batches of a folder, here or in a store.
+
+    Attributes:
+      place: The folder, for messages.
+      read_file: Returns the contents of a file by its path, or raises an OSError.
+      reader: Returns a function that reads batch files of a manifest with checksums,
+        and the number of ranges that are read while one is used.
+    """
+
+    place: str
+    read_file: Callable[[StrPath], bytes]
+    reader: Callable[[Manifest, Checksums], tuple[Read, int]]
+
+    def manifest(self) -> Manifest:
+        """Returns the manifest.
+
+        Raises:
+          InputError: missing, unfinished or damaged.
+        """
+        path = f"{self.place}/{MANIFEST_NAME}"
+        found = read_json(path, remedy=_UNFINISHED, read=self.read_file)
+        return Manifest.from_json(found)
+
+    def checksums(self) -> Checksums:
+        """Returns the checksums, after checking the manifest against them.
+
+        Raises:
+          InputError: missing or damaged, or the manifest was edited.
+        """
+        fields = read_json(
+            f"{self.place}/{PRIVATE_NAME}/{CHECKSUMS_NAME}",
+            remedy="Without it the batches cannot be verified.",
+            read=self.read_file,
+        )
+        path = f"{self.place}/{MANIFEST_NAME}"
+        manifest = read_known(path, remedy=_UNFINISHED, read=self.read_file)
+        return Checksums.of(manifest, fields)
+
+    def certificate(self) -> bytes | None:
+        """Returns the contents of the certificate; None if there is none.
+
+        Raises:
+          InputError: no access.
+        """
+        return find(f"{self.place}/{CERTIFICATE_NAME}", self.read_file)
+
+    def key_name(self) -> str:
+        """Returns a public name of the key that sampled them, whatever their layout.
+
+        Raises:
+          InputError: as ``checksums``.
+        """
+        seal_key = bytes.fromhex(self.checksums().seal_key)  # made of that key
+        return commitment(seal_key, "sampling key")
+
+    def records_id(self) -> str:
+        """Returns a public name of the manifest and all records.
+
+        Raises:
+          InputError: as ``checksums``.
+        """
+        return digest_of_seal(self.checksums().seal.hex())
+
+    def batches(
+        self,
+        manifest: Manifest,
+        checksums: Checksums,
+        *,
+        first_step: int = 0,
+        share: Share = ALL,
+    ) -> Iterator[PhysicalBatch]:
+        """Yields the physical batches of ``first_step`` and later, in step order.
+
+        Args:
+          manifest: From ``manifest``.
+          checksums: From ``checksums``.
+          first_step: First step to read; a resumed run passes its finished steps.
+          share: The parts of one of several workers, if not all.
+
+        Raises:
+          InputError: missing, changed, incomplete or repeated data, or ``first_step``
+            is out of range.
+        """
+        last = manifest.plan.num_steps
+        check_int("first_step", first_step, at_least=0, at_most=last)
+        read, ahead = self.reader(manifest, checksums)
+        return read_records(
+            manifest, checksums, read, share, first_step=first_step, ahead=ahead
         )

@@ -6,6 +6,8 @@ Formal guarantees:
     False, and renamed.
   - After ``make_private_folder`` only this user may enter the folder, whatever its mode
     was before.
+
+JSON files have errors of one line.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
+import pathlib
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 from accounting.core.validation import InputError
 
@@ -143,3 +147,69 @@ def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> N
             f"Expected the mode {mode:04o} of {path} to become 0700, so that nobody "
             f"else can read what it holds; its file system keeps no modes. {remedy}"
         )
+
+
+def pretty_json(value: Any) -> bytes:
+    """Returns ``value`` as indented JSON with sorted keys."""
+    return (
+        json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    ).encode()
+
+
+def _read_here(path: StrPath) -> bytes:
+    return pathlib.Path(path).read_bytes()
+
+
+def find(path: StrPath, read: Callable[[StrPath], bytes] = _read_here) -> bytes | None:
+    """Returns the contents of a file; None if there is none.
+
+    Args:
+      path: Path of the file.
+      read: Reads a file, or raises an OSError.
+
+    Raises:
+      InputError: no access.
+    """
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(
+            f"Expected {path} to be readable: {error.strerror or type(error).__name__}."
+            " Restore access to it, then give the same command again."
+        ) from None
+
+
+def read_known(
+    path: StrPath, *, remedy: str = "", read: Callable[[StrPath], bytes] = _read_here
+) -> bytes:
+    """Returns the contents of a file that should be there.
+
+    Args:
+      path: Path of the file.
+      remedy: What the user can do if it is missing.
+      read: Reads a file, or raises an OSError.
+
+    Raises:
+      InputError: missing, or no access.
+    """
+    found = find(path, read)
+    if found is None:
+        raise InputError(f"Expected {path} to exist. {remedy}".strip())
+    return found
+
+
+def read_json(path: StrPath, **more: Any) -> Any:
+    """Returns the JSON value in a file; arguments as for ``read_known``.
+
+    Raises:
+      InputError: as ``read_known``, or not JSON.
+    """
+    data = read_known(path, **more)
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise InputError(
+            f"Expected {path} to be a JSON file: {type(error).__name__}."
+        ) from None

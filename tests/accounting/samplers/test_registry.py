@@ -32,7 +32,7 @@ from accounting.core.plan import (
 from accounting.core.pld import gaussian
 from accounting.core.validation import InputError
 from accounting.planning import comparison
-from pipelines.batches.reader import read_batches
+from pipelines.batches.folder import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core import choices
 from pipelines.core.choices import BlockSpan, Choices, PlanSampler, make_sampler

@@ -15,8 +15,12 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import read_checksums, read_manifest, write_manifest
-from pipelines.batches.reader import read_batches
+from pipelines.batches.folder import (
+    read_batches,
+    read_checksums,
+    read_manifest,
+    write_manifest,
+)
 from pipelines.batches.verify import verify
 from pipelines.core.batches import manifest as manifests
 from pipelines.core.batches.batch_format import (
@@ -27,7 +31,7 @@ from pipelines.core.batches.batch_format import (
     write_record,
 )
 from pipelines.core.batches.manifest import Manifest, RecordChecksum
-from pipelines.core.batches.ranges import ALL, Share
+from pipelines.core.batches.reader import ALL, Share
 from pipelines.files.outputs import Sink
 from tests.trainer.conftest import SEAL_KEY, make_rows, write_batches
 

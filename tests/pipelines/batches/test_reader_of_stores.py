@@ -9,11 +9,10 @@ import threading
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.batches import reader
-from pipelines.batches.folder import read_checksums, read_manifest
-from pipelines.batches.reader import read_batches
-from pipelines.core.batches import ranges
-from pipelines.core.batches.ranges import ALL, Share
+from pipelines.batches import folder as of_folder
+from pipelines.batches.folder import read_batches, read_checksums, read_manifest
+from pipelines.core.batches import reader
+from pipelines.core.batches.reader import ALL, Share
 from pipelines.files import storage
 from tests.conftest import S3Requests
 from tests.pipelines.batches.test_reader import files_of, held
@@ -49,7 +48,7 @@ def test_workers_ask_for_each_byte_once_and_for_their_own_alone(
     longest: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranges, "RANGE_BYTES", longest)
+    monkeypatch.setattr(reader, "RANGE_BYTES", longest)
     all_bytes = sum(path.stat().st_size for path in files_of(batches))
     records = sum(len(sums.records) for sums in read_checksums(batches).files.values())
     for share in SHARES:
@@ -127,16 +126,16 @@ def test_what_is_read_ahead_is_bounded(
     batches: pathlib.Path, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest = max(path.stat().st_size for path in files_of(batches))
-    monkeypatch.setattr(ranges, "RANGE_BYTES", largest)
     monkeypatch.setattr(reader, "RANGE_BYTES", largest)
-    monkeypatch.setattr(reader, "_AHEAD_BYTES", 3 * largest)
-    read, began = reader.read_range, threading.Semaphore(0)
+    monkeypatch.setattr(of_folder, "RANGE_BYTES", largest)
+    monkeypatch.setattr(of_folder, "_AHEAD_BYTES", 3 * largest)
+    read, began = of_folder.read_range, threading.Semaphore(0)
 
     def counting(path: str, start: int, size: int) -> bytes:
         began.release()
         return read(path, start, size)
 
-    monkeypatch.setattr(reader, "read_range", counting)
+    monkeypatch.setattr(of_folder, "read_range", counting)
     with contextlib.closing(read_batches(stored)) as found:  # type: ignore[type-var]
         next(found)
         for _ in range(3):

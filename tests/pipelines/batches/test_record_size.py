@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import encode_batch
-from pipelines.core.batches.columns import (
+from pipelines.core.batches.manifest import (
     DTYPES,
     MOST_RECORD_BYTES,
     Column,

@@ -23,9 +23,9 @@ from pipelines.batches.folder import (
     read_certificate,
     read_checksums,
     read_manifest,
+    stored,
     write_manifest,
 )
-from pipelines.batches.reader import stored
 from pipelines.batches.verify import verify
 from pipelines.certify import certify
 from pipelines.core import resample, rows

@@ -12,7 +12,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core import rows
-from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Column
 from pipelines.inputs import parquet_blocks
 
 BITS = np.array([np.nan, -0.0, 1e-40, -np.inf], np.float32)

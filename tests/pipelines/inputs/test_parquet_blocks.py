@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from accounting.core.validation import InputError
-from pipelines.batches.reader import read_batches
+from pipelines.batches.folder import read_batches
 from pipelines.files.key_sources import insecure_key
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,

@@ -13,8 +13,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import read_manifest
-from pipelines.batches.reader import read_batches
+from pipelines.batches.folder import read_batches, read_manifest
 from pipelines.batches.verify import verify
 from pipelines.core.choices import Choices, PlanSampler, make_sampler
 from pipelines.files.key_sources import create_key_file, insecure_key

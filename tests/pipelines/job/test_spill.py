@@ -10,7 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column, row_bytes
+from pipelines.core.batches.manifest import Column, row_bytes
 from pipelines.files import storage
 from pipelines.files.key_sources import read_key_file
 from pipelines.inputs.parquet_blocks import Block, Dataset, know_input

@@ -89,7 +89,7 @@ def mix(state: int) -> int:
 
 
 def hash_string(salt: int, data: bytes) -> int:
-    """The hash of ``pipelines.core.users.hashing``, of one text."""
+    """The hash of ``pipelines.core.hashing``, of one text."""
     state = salt ^ len(data) * 0x9E3779B97F4A7C15 & MASK
     for start in range(0, max(1, len(data)), 8):
         state = mix(state ^ int.from_bytes(data[start : start + 8], "little"))

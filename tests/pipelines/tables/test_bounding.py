@@ -20,8 +20,14 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.keys import commitment, derive
-from pipelines.core.users.bounded import KEY_LABEL, ROW_WEIGHTS, SAMPLED, USERS, Bounded
-from pipelines.core.users.least_rows import draw_priorities
+from pipelines.core.users import (
+    KEY_LABEL,
+    ROW_WEIGHTS,
+    SAMPLED,
+    USERS,
+    Bounded,
+    draw_priorities,
+)
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_row_groups
 from pipelines.tables import bounding
 from pipelines.tables.bounding import (

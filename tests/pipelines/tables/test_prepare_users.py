@@ -20,7 +20,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
-from pipelines.core.users.bounded import ROW_WEIGHTS
+from pipelines.core.users import ROW_WEIGHTS
 from pipelines.inputs.parquet_blocks import list_blocks, list_row_groups
 from pipelines.inputs.source_table import table_of
 from pipelines.tables.schema import SPLITS, Schema

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipelines.batches.reader import read_batches
+from pipelines.batches.folder import read_batches
 from tests.trainer.auditing import audit_model
 from tests.trainer.auditing import residuals as residual_tests
 from tests.trainer.auditing.audit_model import CANARY, LARGE, LARGE_DIM, LAYERS

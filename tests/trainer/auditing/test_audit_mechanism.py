@@ -19,7 +19,7 @@ from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.core.users.bounded import BOUNDED, ROWS, USERS, Bounded
+from pipelines.core.users import BOUNDED, ROWS, USERS, Bounded
 from tests.accounting.plans import delta_bounds
 from tests.sampler_fields import needed
 from trainer import auditing

@@ -15,7 +15,7 @@ import pytest
 
 from accounting.core import accountant
 from accounting.core.validation import InputError
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users import Bounded
 from pipelines.files.processes import StoppedError
 from pipelines.job.batch_settings import BatchSettings
 from tests.command_line import invoke

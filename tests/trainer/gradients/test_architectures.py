@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.core.batches.columns import Column
-from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Column, Manifest
 from tests.trainer.architecture import PHYSICAL
 from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.zoo import arrays, batch, clipped_total, norm_of

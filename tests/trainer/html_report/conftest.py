@@ -10,7 +10,7 @@ import pytest
 
 from accounting.core.plan import DpSgdPlan
 from pipelines.core.batches.manifest import BatchFile, Manifest
-from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.core.users import BOUNDED, Bounded
 from pipelines.files.storage import pretty_json
 from pipelines.tables.schema import Schema
 from tests.trainer.conftest import COLUMNS, DATASET, BatchFolder, write_run_folder

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Column
 from tests.trainer.zoo import assert_close, clipped_total, tape_gradients
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.paths import (

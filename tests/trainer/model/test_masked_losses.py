@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Column
 from tests.trainer.zoo import assert_close, clipped_total
 from trainer.core.tf_compat import get_keras_mask, keras, tf
 from trainer.gradients.paths import SINGLE_EXAMPLES, choose_path, clipped_sum

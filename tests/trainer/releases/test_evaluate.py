@@ -18,7 +18,7 @@ import pytest
 from accounting.core.pld.gaussian import gaussian_epsilon, gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.batches import folder as batch_folder
-from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.core.users import BOUNDED, Bounded
 from tests.trainer.conftest import (
     DATASET,
     TABLE,

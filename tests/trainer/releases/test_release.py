@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from accounting.core.pld.gaussian import gaussian_epsilon
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users import Bounded
 from trainer.releases.estimates import Count
 from trainer.releases.evaluate import EvaluationPrice
 from trainer.releases.held_out_sums import RowSum, release

@@ -15,11 +15,11 @@ from pipelines.batches.folder import (
     CERTIFICATE_NAME,
     read_certificate,
     read_checksums,
+    stored,
     write_certificate,
     write_manifest,
 )
-from pipelines.batches.reader import stored
-from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.core.users import BOUNDED, Bounded
 from tests.command_line import invoke
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import write_run_folder

@@ -17,7 +17,7 @@ from accounting.claims.model_mix import Mixing
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums, write_manifest
-from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.core.users import BOUNDED, Bounded
 from tests.trainer.bounded import plan_of
 from tests.trainer.conftest import DATASET, write_run_folder
 from tests.trainer.flat_settings import train_settings

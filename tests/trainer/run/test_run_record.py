@@ -12,7 +12,7 @@ import pytest
 from accounting.claims.model_mix import Mixing
 from accounting.core.validation import InputError
 from accounting.statement import privacy_statement
-from pipelines.core.users.bounded import BOUNDED, USERS, Bounded
+from pipelines.core.users import BOUNDED, USERS, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
 from trainer.core.run.run_record import (
     RECORD_NAME,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.batches.reader import stored
+from pipelines.batches.folder import stored
 from tests.trainer.bounded import StandIn, plan_of
 from tests.trainer.claims.workers.in_threads import outcomes
 from tests.trainer.run.test_views_of_runs import network

@@ -15,7 +15,7 @@ import pytest
 from accounting.core import accountant
 from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import USERS
+from pipelines.core.users import USERS
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.poisson_batching import make_batches
 from pipelines.tables.bounding import BoundSettings

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.batches.reader import stored
+from pipelines.batches.folder import stored
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import BatchFolder, make_rows
 from tests.trainer.flat_settings import train_settings

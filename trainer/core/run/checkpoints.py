@@ -76,7 +76,7 @@ from typing import Any, cast
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.stored import PRIVATE_NAME
+from pipelines.core.batches.reader import PRIVATE_NAME
 from trainer.core.run.withheld import InterruptedRunError
 
 FOLDER_NAME = "checkpoints"

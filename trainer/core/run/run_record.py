@@ -47,9 +47,13 @@ from accounting.core.validation import (
     read_fields,
 )
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.batches.stored import MANIFEST_NAME, PRIVATE_NAME
-from pipelines.core.files.json_files import pretty_json, read_json
-from pipelines.core.files.local_files import make_private_folder, write_atomically
+from pipelines.core.batches.reader import MANIFEST_NAME, PRIVATE_NAME
+from pipelines.core.files.local_files import (
+    make_private_folder,
+    pretty_json,
+    read_json,
+    write_atomically,
+)
 from pipelines.core.files.locks import in_use, locked
 from trainer.core import claim_names
 from trainer.core.claim_names import NON_PRIVATE

@@ -52,8 +52,7 @@ import numpy as np
 from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import PhysicalBatch
 from pipelines.core.batches.manifest import Manifest, digest_of_seal
-from pipelines.core.batches.ranges import ALL, Share
-from pipelines.core.batches.stored import CERTIFICATE_NAME, StoredBatches
+from pipelines.core.batches.reader import ALL, CERTIFICATE_NAME, Share, StoredBatches
 from pipelines.core.files.local_files import write_atomically
 from pipelines.core.keys import KEY_BYTES
 from trainer.core import claim_names

@@ -21,7 +21,7 @@ from pipelines.core.batches.batch_format import (
     iterate_records,
     write_record,
 )
-from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Column
 
 COLUMNS = (
     Column(name="label", dtype="int8"),

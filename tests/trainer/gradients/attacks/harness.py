@@ -20,8 +20,7 @@ import numpy as np
 
 from accounting.core.plan import POISSON, DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column
-from pipelines.core.batches.manifest import BatchFile, Manifest
+from pipelines.core.batches.manifest import BatchFile, Column, Manifest
 from trainer import models
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, raw_variable, tf

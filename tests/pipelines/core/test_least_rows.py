@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 
-from pipelines.core.users.least_rows import draw_priorities, least_rows
+from pipelines.core.users import draw_priorities, least_rows
 
 KEY = bytes(range(32))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.core.batches.columns import Column
-from pipelines.core.users.hashing import hash_ids
+from pipelines.core.batches.manifest import Column
+from pipelines.core.hashing import hash_ids
 from pipelines.files.key_sources import insecure_key
 from pipelines.inputs.parquet_blocks import seems_user_column
 
