@@ -109,7 +109,7 @@ def test_a_job_that_failed_anywhere_is_finished_without_repeating_finished_work(
     jobs.write(place, scratch=scratch)
     total, undisturbed = len(s3_requests.asked), contents(place)
     assert total > 4 * jobs.layout().num_groups
-    for allowed in {*range(0, 8, 2), *range(8, total, 71), total - 4, total - 1}:
+    for allowed in {*range(0, 8, 2), *range(8, total, 151), total - 4, total - 1}:
         out, left = f"{place}{allowed}", itertools.count(-allowed)
 
         def fail(operation: str, _: Any, left: Any = left) -> None:
