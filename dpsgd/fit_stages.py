@@ -35,19 +35,23 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from accounting.cli.options import delta_options
+from cyclopts import Parameter
+
+from accounting.cli.command import resolved
+from accounting.cli.options import AllowLargeDelta, LocalText, delta_options
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
-from accounting.core.plan import TRUNCATED_POISSON, steps_per_epoch
+from accounting.core.plan import MOST_RUNS, TRUNCATED_POISSON, steps_per_epoch
+from accounting.core.settings import RARE, Field, OfPrivacy
 from accounting.core.validation import InputError
+from pipelines.cli.data_commands import ColumnOptions
 from pipelines.inputs.source_table import SOURCES
 from trainer.cli.demo import run_stage
 from trainer.core.claim_names import NON_PRIVATE
 
 if TYPE_CHECKING:
-    from dpsgd.fit_command import FitOptions
     from trainer.settings.train_settings import TrainSettings
 
 RANGES = "ranges.toml"
@@ -61,6 +65,54 @@ _RECORD = "run_record.json"
 
 #: Steps that a run should have at least, in at most this many epochs.
 _STEPS, _MOST_EPOCHS = 500, 8
+
+
+@resolved
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitOptions(ColumnOptions):
+    """Options of ``dpsgd fit``.
+
+    Attributes:
+      label: Column to predict.
+      epsilon: Target epsilon.
+      delta: [default: a power of ten, at most 0.1 / training rows]
+      schema: Instead of the options on columns: see dpsgd schema.
+      rows_are_independent: Declare that no person has several rows: needed without
+        --user.
+      max_examples_per_user: With --user: rows kept per person.
+      num_examples: With --user: public bound on the rows kept for training.
+      on_bad_row: Malformed rows: refuse the table, or omit them.  [default: fail]
+      batch_size: [default: the power of two nearest to twice the root of the training
+        rows]
+      epochs: [default: for 500 steps, but at most 8]
+      bands: Banded noise of so many bands: see dpsgd batches.  [default: by the rule,
+        or 1 for rows of a user, and for what needs independent noise]
+      train: Options for dpsgd train, such as "--hidden 32 --ema-decay 0.99".
+      of_runs: Noise for so many such fits of this table together, declared before the
+        first: each in a folder of its own, by the same plan and split.
+      dry_run: End after the noise, before any sampling.
+      out: New folder, or that of the same choices.  [default: TABLE-fit]
+      table: The table.
+    """
+
+    epsilon: Annotated[float | None, OfPrivacy] = None
+    delta: Annotated[float | None, OfPrivacy] = None
+    allow_large_delta: AllowLargeDelta = False
+    schema: LocalText | None = None
+    rows_are_independent: bool = False
+    max_examples_per_user: Annotated[int | None, Field(ge=1), RARE] = None
+    num_examples: Annotated[int | None, Field(ge=1), RARE] = None
+    on_bad_row: Annotated[Literal["fail", "skip"] | None, RARE] = None
+    batch_size: Annotated[int | None, Field(ge=1), RARE] = None
+    epochs: Annotated[int | None, Field(ge=1), RARE] = None
+    bands: Annotated[int | None, Field(ge=1), Parameter(metavar="K"), RARE] = None
+    train: Annotated[
+        str, Parameter(metavar="OPTIONS", allow_leading_hyphen=True), RARE
+    ] = ""
+    of_runs: Annotated[int, Field(ge=1, le=MOST_RUNS), Parameter(metavar="N"), RARE] = 1
+    dry_run: Annotated[bool, RARE] = False
+    out: LocalText | None = None
+    table: Annotated[str, Parameter(parse=False)] = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError, did_you_mean
-from dpsgd.fit_command import FitOptions, made
+from dpsgd.fit_command import made
+from dpsgd.fit_stages import FitOptions
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.outputs import make_private_folder
 from pipelines.tables.prepared_files import new_table

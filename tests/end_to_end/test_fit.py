@@ -15,7 +15,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from dpsgd import fit_stages
-from dpsgd.fit_command import FitOptions
+from dpsgd.fit_stages import FitOptions
 from pipelines.core.files.locks import locked
 from tests.command_line import invoke
 from tests.warm_processes import warm_python
