@@ -38,7 +38,7 @@ from accounting.core.validation import InputError, check_float
 from dpsgd import fit_stages
 from dpsgd.fit_stages import FitOptions
 from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.cli.data_commands import KINDS_WITH_OPTION
+from pipelines.cli.column_options import KINDS_WITH_OPTION
 from pipelines.core.files.locks import LOCK_NAME, locked
 from pipelines.files.storage import write_atomically
 

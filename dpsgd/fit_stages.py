@@ -46,7 +46,7 @@ from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import MOST_RUNS, TRUNCATED_POISSON, steps_per_epoch
 from accounting.core.settings import RARE, Field, OfPrivacy
 from accounting.core.validation import InputError
-from pipelines.cli.data_commands import ColumnOptions
+from pipelines.cli.column_options import ColumnOptions
 from pipelines.inputs.source_table import SOURCES
 from trainer.cli.demo import run_stage
 from trainer.core.claim_names import NON_PRIVATE

@@ -46,7 +46,7 @@ from pipelines.job.job_folder import JOB_NAME
 from pipelines.job.sizing import make_layout
 from pipelines.tables import prepared_files
 from trainer import keras_model, models
-from trainer.claims import worker_group
+from trainer.claims import launch
 from trainer.gradients.model_check import check_inputs
 from trainer.keras_model import PrivateModel
 from trainer.model.metrics import LABEL
@@ -279,7 +279,7 @@ class _Rows:
 
 def _check_alone() -> None:
     """Refuses several workers, each of which would sample its own batches."""
-    _, count = worker_group.announced(os.environ)
+    _, count = launch.announced(os.environ)
     if count > 1:
         raise InputError(
             f"Expected one process to sample the batches of data, not {count}. Make "

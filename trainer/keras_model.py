@@ -62,7 +62,7 @@ from pipelines.batches.folder import read_certificate, read_manifest
 from pipelines.files.storage import StrPath
 from pipelines.tables import prepared_files
 from trainer import models
-from trainer.claims import worker_group
+from trainer.claims import launch
 from trainer.claims.lazy_noise import is_plain_sgd
 from trainer.core.run.withheld import withhold_values
 from trainer.core.tf_compat import keras, raw_variable, tf
@@ -246,7 +246,7 @@ def _made(
         network = models.as_functional(model, of_one_row(manifest))
     variables = [*map(raw_variable, network.trainable_variables)]
     started_at = initial_weights_files.start_at(settings.initial_weights, variables)
-    workers = worker_group.of_this_process()
+    workers = launch.of_this_process()
     training = Training(
         settings=settings,
         manifest=manifest,

@@ -30,7 +30,7 @@ from typing import Any
 
 from pipelines.files.storage import StrPath, pretty_json, write_atomically
 from trainer import models
-from trainer.claims import worker_group
+from trainer.claims import launch
 from trainer.core.run.session import element_spec
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.workers import Workers
@@ -113,7 +113,7 @@ def run_checked(
         optimizer or the method does not support private training.
       StoppedError: as ``train``.
     """
-    found = workers or worker_group.of_this_process()
+    found = workers or launch.of_this_process()
     with contextlib.ExitStack() as held:
         run = found.together(lambda: _Run(checked, reporter, found, held))
         run.fit()

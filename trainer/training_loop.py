@@ -43,7 +43,7 @@ from pipelines.core.threads import machine_memory
 from pipelines.files import storage
 from pipelines.files.processes import StoppedError, on_signals
 from pipelines.files.storage import StrPath, read_json
-from trainer.claims import lazy_noise, worker_group
+from trainer.claims import launch, lazy_noise, worker_group
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.worker_group import AgreedStopError
 from trainer.core.run.checkpoints import OR_ANEW, Checkpoints, Files, State
@@ -531,7 +531,7 @@ class Training:
         self._is_at_work, first = True, session.num_steps_executed
         try:
             with (
-                worker_group.ending_together(self._workers),
+                launch.ending_together(self._workers),
                 on_signals(self._receive),
                 session.steps(end=end, draw=self._hooks.draw) as self._steps,
             ):

@@ -20,7 +20,7 @@ from rich.table import Table
 from accounting.claims import selection
 from accounting.claims.selection import Price, Tuning
 from accounting.cli import options
-from accounting.cli.plan_command import PlanOptions
+from accounting.cli.plan_options import PlanOptions
 from accounting.core import deltas, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.intervals import upper_text

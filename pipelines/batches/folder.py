@@ -28,12 +28,20 @@ Example:
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.manifest import Checksums, Manifest, record_bytes
+from pipelines.core.batches.manifest import (
+    Certificate,
+    Checksums,
+    FileChecksum,
+    Manifest,
+    digest_of_seal,
+    record_bytes,
+)
 from pipelines.core.batches.reader import (
     ALL,
     RANGE_BYTES,
@@ -42,37 +50,28 @@ from pipelines.core.batches.reader import (
     StoredBatches,
     changed,
 )
-from pipelines.files.storage import (
-    StrPath,
-    is_remote,
-    join,
-    read_bytes,
-    read_range,
-    size,
-)
-
-if TYPE_CHECKING:  # who reads a manifest needs no PyArrow
-    from pipelines.core.batches.batch_format import PhysicalBatch
-import hashlib
-from collections.abc import Collection, Mapping
-from typing import Any
-
-from pipelines.core.batches.manifest import (
-    Certificate,
-    FileChecksum,
-    digest_of_seal,
-)
 from pipelines.core.batches.reader import CERTIFICATE_NAME as CERTIFICATE_NAME
 from pipelines.core.batches.reader import CHECKSUMS_NAME as CHECKSUMS_NAME
 from pipelines.core.batches.reader import MANIFEST_NAME as MANIFEST_NAME
 from pipelines.core.batches.reader import PRIVATE_NAME as PRIVATE_NAME
 from pipelines.files.storage import (
+    StrPath,
     exists,
+    is_remote,
+    join,
     make_folder,
     pretty_json,
+    read_bytes,
     read_json,
+    read_range,
+    size,
     write_atomically,
 )
+
+if TYPE_CHECKING:  # who reads a manifest needs no PyArrow
+    from pipelines.core.batches.batch_format import PhysicalBatch
+
+KEY_NAME = "sampling.key"
 
 #: Maximum bytes and number of the ranges that are read ahead.
 _AHEAD_BYTES, _MOST_AHEAD = 64 << 20, 8
@@ -162,9 +161,6 @@ def _unreadable(path: str, error: OSError) -> InputError:
         f"{error.strerror or type(error).__name__}. Restore it, or access to it, and "
         "give the same command again: a run goes on from its last checkpoint."
     )
-
-
-KEY_NAME = "sampling.key"
 
 
 def read_manifest(directory: StrPath) -> Manifest:

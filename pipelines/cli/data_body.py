@@ -12,8 +12,8 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.cli import console
+from pipelines.cli.column_options import KINDS_WITH_OPTION, ColumnOptions
 from pipelines.cli.console import show
-from pipelines.cli.data_commands import KINDS_WITH_OPTION, ColumnOptions
 from pipelines.files.outputs import check_new, output_file
 from pipelines.files.processes import LEAVES_NOTHING, stoppable
 from pipelines.files.progress_bars import Bars

@@ -29,7 +29,6 @@ from typing import IO, Any, cast
 import fsspec
 
 from accounting.core.validation import InputError
-from pipelines.files.storage import SCHEME
 
 #: The client of each scheme.
 _CLIENTS = {"s3": "s3fs", "gs": "gcsfs"}
@@ -51,7 +50,7 @@ def file_system(path: str) -> Any:
     Raises:
       InputError: there is no client for its scheme.
     """
-    scheme = path.split(SCHEME)[0]
+    scheme = path.split("://")[0]
     if scheme not in _CLIENTS:
         known = " or ".join(f"{name}://" for name in _CLIENTS)
         raise InputError(f"Expected {scheme}:// of {path} to be {known}.")

@@ -218,11 +218,3 @@ def quiet_beam() -> None:
     # An engine's worker in this process prints the traceback of a failed or cancelled
     # bundle at any time, even after the last line of the command.
     vars(sdk_worker)["print"] = lambda *_, **__: None
-
-
-def make_batches_quietly(*arguments: Any) -> None:
-    """Calls ``make_batches``, in a separate process: it silences Beam there."""
-    quiet_beam()
-    from pipelines.job.poisson_batching import make_batches
-
-    make_batches(*arguments)

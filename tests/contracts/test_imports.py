@@ -15,7 +15,7 @@ from dpsgd.command_line import COMMANDS
 FRAMEWORKS = {"apache_beam", "tensorflow", "keras", "tensorflow_privacy"}
 SLOW = FRAMEWORKS | {"scipy", "dp_accounting", "matplotlib"}
 HEAVY = SLOW | {"pyarrow", "numpy", "rich"}
-#: What reads batches; who reads a manifest need not install it.
+#: What reads batches; who reads a record of a run need not install it.
 OF_BATCHES = {"google_crc32c", "pyarrow"}
 
 _PROBE = """
@@ -69,7 +69,7 @@ CHAINS = [
     ({"apache_beam"}, "trainer.train"),
   ],
   [(FRAMEWORKS | {"scipy", "matplotlib", "pyarrow"}, "trainer.cli.train_command")],
-  [(FRAMEWORKS | OF_BATCHES, "pipelines.batches.folder trainer.core.run.run_record")],
+  [(FRAMEWORKS | OF_BATCHES, "trainer.core.run.run_record")],
   [(FRAMEWORKS - {"apache_beam"} | {"trainer"},
     "pipelines.job.transforms pipelines.job.poisson_batching")],
 ]  # fmt: skip

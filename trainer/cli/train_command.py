@@ -29,8 +29,8 @@ from accounting.core.settings import (
     OfPrivacy,
 )
 from pipelines.files.storage import absolute, is_remote
-from trainer.claims import worker_group
-from trainer.claims.worker_group import DEFAULT_TIMEOUT
+from trainer.claims import launch
+from trainer.claims.launch import DEFAULT_TIMEOUT
 from trainer.cli.metrics_text import metrics_text
 from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
@@ -116,8 +116,8 @@ def train(
         --linf-factor.
     """
     del config  # read before
-    workers = worker_group.of_this_process(worker_timeout)
-    with worker_group.ending_together(workers), _folder_here(out) as places:
+    workers = launch.of_this_process(worker_timeout)
+    with launch.ending_together(workers), _folder_here(out) as places:
 
         def request() -> Request:
             return Request(

@@ -50,15 +50,11 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accounting.core.validation import InputError, check_int
-from pipelines.core.batches.batch_format import (
-    PhysicalBatch,
-    decode_batch,
-    iterate_records,
-)
 from pipelines.core.batches.manifest import (
     BatchFile,
     Checksums,
@@ -70,6 +66,9 @@ from pipelines.core.batches.manifest import (
 from pipelines.core.files.local_files import StrPath, find, read_json, read_known
 from pipelines.core.keys import commitment
 from pipelines.core.threads import in_order
+
+if TYPE_CHECKING:  # `dpsgd account` reads certificates where protobuf is not installed
+    from pipelines.core.batches.batch_format import PhysicalBatch
 
 #: (name of a file, first byte, number of bytes) -> these bytes.
 Read = Callable[[str, int, int], bytes]
@@ -277,6 +276,8 @@ def _checked(found: Range, read: Read) -> list[memoryview]:
 def _decoded(
     found: Range, frames: list[memoryview], manifest: Manifest
 ) -> Iterator[PhysicalBatch]:
+    from pipelines.core.batches.batch_format import decode_batch, iterate_records
+
     for frame, checksum in zip(frames, found.records, strict=True):
         [record] = iterate_records(frame)
         batch = decode_batch(record, manifest.columns, manifest.physical_batch_size)

@@ -14,7 +14,7 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from pipelines.files.processes import stoppable
-from trainer.claims import mpi, worker_group
+from trainer.claims import launch, mpi, worker_group
 from trainer.core.step.workers import Workers
 
 
@@ -122,8 +122,8 @@ def killed(workers: Workers) -> None:
 def main(name: str, timeout: str) -> None:
     """Runs a function of this module as ``dpsgd`` would."""
     try:
-        workers = worker_group.of_this_process(float(timeout))
-        with worker_group.ending_together(workers):
+        workers = launch.of_this_process(float(timeout))
+        with launch.ending_together(workers):
             globals()[name](workers)
     except worker_group.AgreedStopError as error:
         sys.exit(error.exit_status)

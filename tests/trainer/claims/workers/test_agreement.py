@@ -12,8 +12,9 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.claims.workers.in_threads import outcomes
-from trainer.claims import worker_group
-from trainer.claims.worker_group import AgreedError, announced, of_this_process
+from trainer.claims import launch, worker_group
+from trainer.claims.launch import announced, of_this_process
+from trainer.claims.worker_group import AgreedError
 from trainer.core.step.workers import Alone, TakenStep
 
 
@@ -176,13 +177,13 @@ def test_a_launcher_that_does_not_say_how_many_it_started_is_refused(
 
 def test_mpi_keeps_to_the_device_that_was_named() -> None:
     named = {"UCX_NET_DEVICES": "eth0", "MPI_LOCALNRANKS": "1"}
-    worker_group._keep_to_device(named, 2)
+    launch._keep_to_device(named, 2)
     assert named["UCX_NET_DEVICES"] == "eth0"
     on_one_host = {"MPI_LOCALNRANKS": "2"}
-    worker_group._keep_to_device(on_one_host, 2)
+    launch._keep_to_device(on_one_host, 2)
     assert on_one_host["UCX_NET_DEVICES"] == "lo"
     with pytest.raises(InputError, match="-genv UCX_NET_DEVICES eth0"):
-        worker_group._keep_to_device({"MPI_LOCALNRANKS": "1"}, 2)
+        launch._keep_to_device({"MPI_LOCALNRANKS": "1"}, 2)
 
 
 def test_a_process_alone_loads_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
