@@ -259,8 +259,8 @@ class Training:
                 "--bands 1 of `dpsgd batches` and `fit`, or bands=1 of make_private."
             )
         self._reporter.say(
-            f"banded noise: {bands} bands, with {needed / 2**20:,.1f} MiB in memory "
-            f"for the noise of {bands - 1} steps"
+            f"banded noise: {bands} bands, whose noise takes "
+            f"{needed / 2**20:,.1f} MiB of memory"
         )
 
     def _find_best(self) -> BestIterate:
