@@ -191,7 +191,8 @@ def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     write_census(tmp_path / "census.csv")
     out = pathlib.Path("out")
     out.mkdir()
-    made = [c for c in CHOICES if not c.startswith(("--eps", "--train", "--rows"))]
+    others = ("--ep", "--batch-size", "--train", "--rows")
+    made = [c for c in CHOICES if not c.startswith(others)]
     made = ["schema", *made, f"--out={out}/schema.toml"]
     invoke(made, catch=False)
     monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 4_000)

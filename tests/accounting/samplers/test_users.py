@@ -211,7 +211,7 @@ def test_one_row_of_a_user_is_one_example():
     ],
 )
 def test_users_are_refused_where_nothing_is_proven(small_plan, sampler, relation, rows):
-    with pytest.raises(InputError, match=rf"max_examples_per_user={rows} .*user_eps"):
+    with pytest.raises(InputError, match=rf"max_examples_per_user={rows} .*group_eps"):
         accountant.epsilon(
             small_plan(sampler),
             noise_multiplier=1.0,
