@@ -63,7 +63,7 @@ _EARLY, _AT_CALL = 1 / 8, 1 / 2
 #: Functions between whose calls a state is committed and published.
 _PLACES: tuple[tuple[Any, str], ...] = (
     (Checkpoints, "commit"), (storage, "create"), (Session, "write_record"),
-    (Iterates, "keep"), (LazyNoise, "flush"), (LazyNoise, "_add_noise"),
+    (Iterates, "keep"), (LazyNoise, "flush"), (LazyNoise, "_complete"),
 )  # fmt: skip
 
 #: name -> (settings, rows of a physical batch; None for one batch per step)

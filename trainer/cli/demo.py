@@ -90,9 +90,7 @@ def stages(
         ("turn them into numbers", [
             "prepare", f"--input={out}/text", "--schema=criteo", f"--out={out}/data",
         ]),
-        ("compute the noise that each sampler needs", [
-            "plan", *plan, "--bands=auto", f"--plot={out}/noise.png",
-        ]),
+        ("compute the noise that each sampler needs", ["plan", *plan, "--bands=auto"]),
         ("sample the batches", [
             "batches", f"--input={out}/data/train", f"--out={out}/batches",
             *sampling, *target, "--bands=auto",

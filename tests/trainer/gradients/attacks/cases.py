@@ -616,5 +616,5 @@ def python_that_claims_no_state(seen: Any, values: Any, ids: Any, seed: Any) -> 
 
 @_view(honest=True)
 def branch_of_its_own_row(state: None, values: Any, ids: Any, seed: Any) -> Any:
-    noise = tf.random.stateless_normal((NUM_VALUES,), seed)
-    return tf.cond(any_rare(ids), lambda: -values, lambda: values + noise)
+    # Without the seed: runs have secrets of their own, and are compared.
+    return tf.cond(any_rare(ids), lambda: -values, lambda: values)
