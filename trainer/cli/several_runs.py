@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from accounting.cli.command import PassedOn, of_fields, parse
+from accounting.cli.command import PassedOn, of_fields
 from accounting.cli.options import (
     AllowLargeDelta,
     Json,
@@ -450,16 +450,6 @@ def candidate_options(asked: TuneOptions, rest: Sequence[str]) -> list[tuple[str
         for more in [split("--or", text)]
         for each in each_of_lists([*rest, *more])
     ]
-
-
-def candidates_of(tokens: Sequence[str]) -> list[TrainSettings]:
-    """Returns the candidates of a command line; nothing is run.
-
-    Raises:
-      InputError: the command would refuse the options before it reads a file.
-    """
-    given = parse(tune, tokens)
-    return _candidates(given["asked"], given.get("rest", ()))
 
 
 def _candidates(asked: TuneOptions, rest: Sequence[str]) -> list[TrainSettings]:

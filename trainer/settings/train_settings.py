@@ -233,18 +233,6 @@ class AggregationSettings:
         """Whether every step reads all weights, which lazy noise does not allow."""
         return self.ema_decay is not None or self.tail is not None
 
-    @property
-    def average_names(self) -> tuple[str, ...]:
-        """Names of the averages that a run may report; only classes have "omv".
-
-        Example:
-          >>> AggregationSettings(ema_decay=0.9).average_names
-          ('ema',)
-        """
-        if self.keep_last is None:
-            return tuple(self._while_training)
-        return (*self._while_training, PAST_EMA, UPA, OPA, OMV)
-
     def kept_steps(self, num_steps: int) -> tuple[int, ...]:
         """Returns the numbers of steps after which an iterate is kept, in order.
 
