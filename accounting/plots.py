@@ -1,4 +1,4 @@
-"""Matplotlib figures without pyplot: of trade-offs, audits and sweeps."""
+"""Matplotlib figures without pyplot: of trade-offs and sweeps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from accounting.auditing.verdicts import USUAL_CONFIDENCE, Verdict, percent
-from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError
 from accounting.planning import comparison
 from accounting.planning.comparison import AXES, DELTA, NOISE, Answer, Sweep
 from accounting.trade_off import TradeOff, percent_up
 
-_PROVEN, _FOUND, _BAD = "#31688e", "#d95f02", "#b2182b"
+_PROVEN = "#31688e"
 _LEAST = 1e-6
 
 
@@ -91,66 +89,12 @@ def draw_trade_off(found: TradeOff, title: str, path: Path) -> None:
     right.set(xscale="log", yscale="log", title="tests that accuse few", **ends)
     advantage = f"membership advantage at most {percent_up(found.advantage)}"
     figure.suptitle(f"{title}\n{advantage}", size=10)
-    _finish(figure, (left, right), "false positive rate: unused rows called used")
-    save(figure, path)
-
-
-def _finish(figure: Any, both: tuple[Any, Any], label: str) -> None:
-    for axes in both:
-        axes.set_xlabel(label)
+    for axes in (left, right):
+        axes.set_xlabel("false positive rate: unused rows called used")
         axes.spines[["top", "right"]].set_visible(False)
-    handles = both[0].get_legend_handles_labels()
+    handles = left.get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=3)
-
-
-def draw_audit(verdict: Verdict, title: str, path: Path) -> None:
-    """Draws the error rates twice: all of them, and where false positives are rare.
-
-    If the claim is true, no test has error rates in the shaded regions.
-
-    Args:
-      verdict: A result of `verdicts.judge`.
-      title: Title of the figure.
-      path: Where to write; the suffix gives the format.
-
-    Raises:
-      InputError: the folder does not exist, or the format is unknown.
-    """
-    figure, (left, right) = new_figure(9.6, 5.2, columns=2)
-    least, claim = 0.5 / verdict.trials, verdict.claim
-    fpr = np.geomspace(least, 1.0, 500)
-    fnr = claim.profile.least_fnr(fpr)
-    claimed = f"claimed: epsilon ≤ {upper_text(claim.epsilon)} at delta {claim.delta!r}"
-    impossible = "impossible if the claim is true"
-    left.plot(fpr, fnr, color=_PROVEN, label=claimed)
-    left.fill_between(fpr, 0, fnr, color=_PROVEN, alpha=0.15, lw=0, label=impossible)
-    left.plot(fpr, 1 - fpr, ":", color="0.5", label="perfect privacy")
-    right.plot(fpr, 1 - fnr, color=_PROVEN)
-    right.fill_between(fpr, 1 - fnr, 1, color=_PROVEN, alpha=0.15, lw=0)
-    right.plot(fpr, fpr, ":", color="0.5")
-    false = np.array([point.fpr for point in verdict.points])
-    missed = np.array([point.fnr for point in verdict.points])
-    _add_points(left, false, missed)
-    # The true positive rate is 1 - FNR: its bounds are in the opposite order.
-    _add_points(right, np.maximum(false, least), np.maximum(1 - missed[:, ::-1], least))
-    left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), title="all errors")
-    left.set_ylabel("the example taken for a ghost")
-    # On a logarithmic axis, no error is drawn as half an error in all trials.
-    ends = (least * 0.7, 1.4)
-    right.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title="rare errors")
-    right.set_ylabel("the example recognised")
-    color = _BAD if verdict.violated else "black"
-    figure.suptitle(f"{title}\n{verdict.text}", size=10, color=color)
-    _finish(figure, (left, right), "ghosts taken for the example")
     save(figure, path)
-
-
-def _add_points(axes: Any, x: np.ndarray, y: np.ndarray) -> None:
-    """Draws rates with intervals; columns are low, rate, high."""
-    x_bars, y_bars = (np.abs(rates[:, [0, 2]] - rates[:, [1]]).T for rates in (x, y))
-    label = f"found, with {percent(USUAL_CONFIDENCE)} intervals"
-    style = {"fmt": "o", "markersize": 3, "linewidth": 0.8, "color": _FOUND}
-    axes.errorbar(x[:, 1], y[:, 1], xerr=x_bars, yerr=y_bars, label=label, **style)
 
 
 # -- sweeps: guarantees solid, lower bounds hollow

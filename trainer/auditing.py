@@ -60,10 +60,8 @@ from typing import Any
 
 import numpy as np
 
-from accounting.auditing import verdicts as claims
-from accounting.auditing import worst_cases
-from accounting.auditing.verdicts import Verdict
-from accounting.auditing.worst_cases import Case, Observe
+from accounting import audits
+from accounting.audits import Case, Observe, Verdict
 from accounting.core import accountant
 from accounting.core.intervals import delta_text, lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
@@ -103,7 +101,7 @@ def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     Raises:
       InputError: the sampler has no audit.
     """
-    audit = worst_cases.audit_of(plan.sampler, canary_rows)
+    audit = audits.audit_of(plan.sampler, canary_rows)
     return audit.worst_case(plan, canary_rows)
 
 
@@ -216,7 +214,7 @@ def score(
     observe: Observe,
     *,
     positions: np.ndarray,
-    means: tuple[float, float] = worst_cases.MEANS,
+    means: tuple[float, float] = audits.MEANS,
     canary_rows: int = 1,
 ) -> np.ndarray:
     """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
@@ -229,7 +227,7 @@ def score(
       means: Means of a step with the canary and with the ghost, relative to steps
         without.
     """
-    trials = worst_cases.Trials(
+    trials = audits.Trials(
         plan=plan,
         noise_multiplier=noise_multiplier,
         observe=observe,
@@ -237,7 +235,7 @@ def score(
         means=means,
         canary_rows=canary_rows,
     )
-    return worst_cases.audit_of(plan.sampler, canary_rows).score(trials)
+    return audits.audit_of(plan.sampler, canary_rows).score(trials)
 
 
 MEANING = (
@@ -295,7 +293,7 @@ def _trials(verdict: Verdict) -> ReportTable:
             f"<= {delta_text(last.other_delta_claimed, math.ceil)}",
         ],
     ]
-    sure = [claims.percent(found.confidence) for found in findings]
+    sure = [audits.percent(found.confidence) for found in findings]
     return ReportTable(
         title=f"{verdict.trials:,} trials",
         headings=["found, with confidence", *sure, "claimed"],
@@ -441,7 +439,7 @@ def _attack(settings: AuditSettings, progress: Progress) -> tuple[Verdict, list[
     """Returns the verdict of all trials, and notes on scaling."""
     noise, trials = settings.noise_multiplier, settings.num_trials
     claimed, relation = settings.claimed, settings.neighboring_relation
-    claim = claims.claim(
+    claim = audits.claim(
         claimed,
         noise,
         settings.delta,
@@ -460,7 +458,7 @@ def _attack(settings: AuditSettings, progress: Progress) -> tuple[Verdict, list[
         simulate(case, noise, count, real=real, advance=advance)
         for real, count in ((True, trials // 2), (False, trials - trials // 2))
     )
-    verdict = claims.judge(
+    verdict = audits.judge(
         claim, real, ghost, confidence=settings.confidence, slack=case.slack
     )
     notes = [case.scaled or "nothing is scaled: all steps, examples, noise"]

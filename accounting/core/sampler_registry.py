@@ -5,7 +5,7 @@ with a `Sampler`: its bounds and its words in a privacy statement.  The `Sampler
 given as a place to import from at the first use.  The rest of the project asks for
 these capabilities and never for a name.  The function that assigns rows to steps is
 registered with `pipelines.core.choices.register`, and an audit with
-`accounting.auditing.worst_cases.register`.
+`accounting.audits.register`.
 
 Formal guarantees:
   - nothing by default: what a sampler does not provide is refused.

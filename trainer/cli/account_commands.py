@@ -182,7 +182,6 @@ def audit(
     canary_rows: Annotated[int | None, OfPrivacy, RARE] = None,
     epsilon: Annotated[float | None, OfPrivacy] = None,
     max_examples_per_user: Annotated[int | None, OfPrivacy] = None,
-    plot: Plot = None,
     as_json: Json = False,
 ) -> int:
     """Attack a run's mechanism, and bound its epsilon from below.
@@ -199,7 +198,7 @@ def audit(
     For example, for a run, and for a shuffle that claims Poisson's epsilon:
       dpsgd audit run
       dpsgd audit --sampler dynamic-shuffle --claim poisson --num-examples 10000 \\
-          --batch-size 100 --epochs 1 --epsilon 1.5 --delta 1e-5 --plot audit.png
+          --batch-size 100 --epochs 1 --epsilon 1.5 --delta 1e-5
 
     Args:
       run: Folder that `dpsgd train` wrote.
@@ -213,10 +212,8 @@ def audit(
       epsilon: Instead of noise: the claim, which determines the noise.
       max_examples_per_user: For a plan: the claim is for a user with at most this many
         examples.
-      plot: Draw the result, such as to a.png.
     """
     check_delta(asked.delta, asked.allow_large_delta)
-    from accounting.plots import check_path
     from pipelines.files.progress_bars import Bars
     from trainer import auditing
     from trainer.report.run_files import read_finished
@@ -244,15 +241,9 @@ def audit(
             max_examples_per_user=max_examples_per_user,
             **how,
         )
-    if plot is not None:
-        check_path(plot)
     warn(settings.delta, settings.plan.num_examples)
     with Bars([auditing.COUNTED]) as bars:
         report = auditing.audit(settings, progress=bars.update)
-    if plot is not None:
-        from accounting.plots import draw_audit  # matplotlib, for this flag alone
-
-        draw_audit(report.verdict, report.title, plot)
     if as_json:
         print(json.dumps(report.to_json(), indent=2))
     else:

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import statement
-from accounting.auditing import verdicts, worst_cases
-from accounting.auditing.worst_cases import Audit
+from accounting import audits, statement
+from accounting.audits import Audit
 from accounting.core import accountant, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.intervals import Bounds, NoiseBounds
@@ -96,7 +95,7 @@ WHOLE = dataclasses.replace(
         discretization="none, closed form",
     ),
 )
-AUDIT = Audit(worst_case=worst_cases.own_block, score=worst_cases.independent_steps)
+AUDIT = Audit(worst_case=audits.own_block, score=audits.independent_steps)
 RULES = plans.PlanRules(once_per_epoch=False, largest_batch_size=plans.by_chance)
 
 Register = Callable[..., DpSgdPlan]
@@ -107,7 +106,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers a toy sampler until the test ends, and returns a plan of it."""
     may_register(monkeypatch)
     monkeypatch.setattr(choices, "_SAMPLERS", dict(choices._SAMPLERS))
-    monkeypatch.setattr(worst_cases, "_AUDITS", dict(worst_cases._AUDITS))
+    monkeypatch.setattr(audits, "_AUDITS", dict(audits._AUDITS))
 
     def register(
         sampler: sampler_registry.Sampler = WHOLE,
@@ -181,12 +180,12 @@ def test_a_sampler_from_outside_is_sampled_and_packed(
 def test_a_sampler_from_outside_is_audited(registered: Register) -> None:
     """A true claim is found violated with probability 1e-6 at most."""
     plan = registered()
-    worst_cases.register(NAME, AUDIT)
-    claim = verdicts.claim(plan, 3.0, 1e-5)
+    audits.register(NAME, AUDIT)
+    claim = audits.claim(plan, 3.0, 1e-5)
     case = auditing.worst_case(plan)
     scores = [auditing.simulate(case, 3.0, 200, real=real) for real in (True, False)]
     assert scores[0].mean() > scores[1].mean()
-    verdict = verdicts.judge(claim, *scores, confidence=1 - 1e-6, slack=case.slack)
+    verdict = audits.judge(claim, *scores, confidence=1 - 1e-6, slack=case.slack)
     assert not verdict.violated, verdict.text
 
 
@@ -283,14 +282,14 @@ def test_a_name_means_one_sampler(registered: Register) -> None:
             sampler_registry.register(taken, RULES, WHOLE)
         with pytest.raises(InputError, match="not to be registered yet"):
             choices.register(taken, _assign)
-    worst_cases.register(NAME, AUDIT)
+    audits.register(NAME, AUDIT)
     for taken in (NAME, "poisson"):
         with pytest.raises(InputError, match="not to have an audit yet"):
-            worst_cases.register(taken, AUDIT)
+            audits.register(taken, AUDIT)
     with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
         choices.register("unheard-of", _assign)
     with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
-        worst_cases.register("unheard-of", AUDIT)
+        audits.register("unheard-of", AUDIT)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -299,5 +298,5 @@ def test_the_samplers_of_the_package_bring_what_a_run_needs(name: str) -> None:
     assert isinstance(brought, sampler_registry.Sampler)
     assert REPLACE_SPECIAL in brought.relations
     assert brought.wording is not None
-    assert name in worst_cases._AUDITS
+    assert name in audits._AUDITS
     assert name in choices._SAMPLERS

@@ -9,8 +9,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
-from accounting import lower_bounds
-from accounting.auditing import worst_cases
+from accounting import audits, lower_bounds
 from accounting.core import accountant
 from accounting.core import plan as plans
 from accounting.core.pld import dominating_pairs, gaussian
@@ -209,10 +208,10 @@ def test_no_plan_has_more_examples_than_tails_are_accurate_for():
 def test_probability_that_any_step_is_truncated_by_hand():
     """Both of two examples are in a step with probability 1/4; at most one is kept."""
     for steps, expected in ((1, 0.25), (3, 0.75), (10, 1.0)):
-        found = worst_cases.any_truncation_probability(plan(1, 1, 2, steps))
+        found = audits.any_truncation_probability(plan(1, 1, 2, steps))
         assert found == pytest.approx(expected, rel=1e-8)
     open_plan = make_plan("poisson", 2, 1, 3)
-    assert worst_cases.any_truncation_probability(open_plan) == 0.0
+    assert audits.any_truncation_probability(open_plan) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.auditing import verdicts
+from accounting import audits
 from accounting.core.claim import AUTO_CLIP
 from pipelines.batches.folder import read_manifest
 from tests.trainer.auditing import audit_release, audit_run
@@ -112,8 +112,8 @@ def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
         assert len(outcome.checks) == 8
         assert not contradicted(outcome.checks, error)
         if outcome.run.num_canaries == MANY:
-            claim = verdicts.claim(outcome.plan, NOISE, DELTA)
-            verdict = verdicts.judge(
+            claim = audits.claim(outcome.plan, NOISE, DELTA)
+            verdict = audits.judge(
                 claim, outcome.real, outcome.ghost, confidence=1 - error
             )
             assert not verdict.violated, verdict.text
@@ -158,8 +158,8 @@ def test_trials_alone_find_a_run_without_noise(
     """At an epsilon that claims nothing, trials bound epsilon without assumptions."""
     _drop_noise(monkeypatch)
     outcome = examine(DENSE)
-    claim = verdicts.claim(outcome.plan, NOISE, DELTA)
-    verdict = verdicts.judge(claim, outcome.real, outcome.ghost, confidence=0.999)
+    claim = audits.claim(outcome.plan, NOISE, DELTA)
+    verdict = audits.judge(claim, outcome.real, outcome.ghost, confidence=0.999)
     assert verdict.violated
     assert verdict.findings[-1].epsilon_lower_bound > claim.epsilon
 

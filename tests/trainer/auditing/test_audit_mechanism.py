@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.auditing import verdicts
+from accounting import audits
 from accounting.claims import shuffle
 from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
@@ -336,7 +336,7 @@ def test_the_audited_relation_is_that_of_the_statement(
     found = settings_of(capped, note)
     assert found.neighboring_relation == ADD_OR_REMOVE_ONE
     count = note.examples_per_user
-    claim = verdicts.claim(capped, NOISE, DELTA, count, found.neighboring_relation)
+    claim = audits.claim(capped, NOISE, DELTA, count, found.neighboring_relation)
     stated = accountant.epsilon(
         capped,
         noise_multiplier=NOISE,

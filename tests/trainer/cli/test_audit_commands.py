@@ -57,15 +57,11 @@ def test_a_true_claim_exits_with_zero() -> None:
     assert fields["trials"] == 600
 
 
-def test_a_refuted_claim_is_drawn_and_its_exit_code_reaches_the_shell(
-    root: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_the_exit_code_of_a_refuted_claim_reaches_the_shell(root: pathlib.Path) -> None:
     """Missed with a probability below 1e-6: it is found by over five deviations."""
-    picture = tmp_path / "audit.png"
     command = [
         warm_python(), "-m", "dpsgd", "audit", "--sampler=deterministic",
         "--claim=poisson", *PLAN, "--noise-multiplier=0.5", "--trials=1500",
-        f"--plot={picture}",
     ]  # fmt: skip
     done = subprocess.run(
         command, cwd=root, capture_output=True, text=True, check=False
@@ -73,7 +69,6 @@ def test_a_refuted_claim_is_drawn_and_its_exit_code_reaches_the_shell(
     assert done.returncode == 1, done.stderr
     assert "verdict: VIOLATED" in done.stdout
     assert "claimed, by the accounting of poisson: epsilon <= " in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from accounting.auditing import verdicts
+from accounting import audits
 from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
@@ -315,7 +315,7 @@ def check_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
     # The command is the printed one; its default number of trials is smaller, and the
     # profiles have fewer points.
     monkeypatch.setattr(requests, "TRIALS", 200)
-    monkeypatch.setattr(verdicts, "_PROFILE_POINTS", 3)
+    monkeypatch.setattr(audits, "_PROFILE_POINTS", 3)
     commands = commands_of(page)
     for words in commands[:-1]:
         assert words[0] == "dpsgd"

@@ -1,1 +1,0 @@
-"""Lower bounds on epsilon from many attacks on a mechanism."""
