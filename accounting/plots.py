@@ -11,9 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from accounting import comparison
+from accounting.comparison import AXES, DELTA, NOISE, Answer, Sweep
 from accounting.core.validation import InputError
-from accounting.planning import comparison
-from accounting.planning.comparison import AXES, DELTA, NOISE, Answer, Sweep
 from accounting.trade_off import TradeOff, percent_up
 
 _PROVEN = "#31688e"

@@ -273,7 +273,7 @@ def _best_bands(
     num_rows: int, batch: int, epochs: int, epsilon: float, delta: float, of_runs: int
 ) -> int:
     """Returns the number of bands by the rule, and says it once."""
-    from accounting.planning.bands import best_bands  # after --help: SciPy
+    from accounting.bands import best_bands  # after --help: SciPy
 
     found = best_bands(
         num_examples=num_rows,

@@ -97,7 +97,7 @@ def make_private(
       sampler: How rows are assigned to steps, as in ``BatchSettings``.
       bands: Bands of correlated noise; 1 for independent noise.  "auto": that of the
         batches in the folder of the run, or, for a target epsilon, the number by the
-        rule of `accounting.planning.bands`; 1 where sampler, method or rows of users
+        rule of `accounting.bands`; 1 where sampler, method or rows of users
         need it.  A large model gets fewer: their noise stays below 2 GiB.
       run: Folder of the run: new, or that of the same call before, which goes on.
       epsilon: Target for the whole plan, which determines the noise.

@@ -13,10 +13,10 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from accounting.comparison import Answer, Question, answer, is_answered
 from accounting.core import deltas, sampler_registry
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import steps_and_epochs
-from accounting.planning.comparison import Answer, Question, answer, is_answered
 
 if TYPE_CHECKING:
     from accounting.statement import PrivacyStatement

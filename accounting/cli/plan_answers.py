@@ -17,17 +17,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from accounting import comparison
+from accounting.bands import best_bands
 from accounting.claims import selection
 from accounting.claims.selection import Price, Tuning
 from accounting.cli import options
 from accounting.cli.plan_options import PlanOptions
-from accounting.core import deltas, sampler_registry
-from accounting.core import plan as plans
-from accounting.core.intervals import upper_text
-from accounting.core.validation import InputError, check_choice
-from accounting.planning import comparison
-from accounting.planning.bands import best_bands
-from accounting.planning.comparison import (
+from accounting.comparison import (
     NOISE,
     TOTAL_NOISE_AXIS,
     Answer,
@@ -35,6 +31,10 @@ from accounting.planning.comparison import (
     Question,
     Sweep,
 )
+from accounting.core import deltas, sampler_registry
+from accounting.core import plan as plans
+from accounting.core.intervals import upper_text
+from accounting.core.validation import InputError, check_choice
 
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem

@@ -56,7 +56,7 @@ CYCLIC = {
     POISSON: CYCLIC_POISSON,
     TRUNCATED_POISSON: TRUNCATED_CYCLIC_POISSON,
 }
-#: Asks for the number of bands by the rule of `accounting.planning.bands`.
+#: Asks for the number of bands by the rule of `accounting.bands`.
 AUTO_BANDS = "auto"
 
 

@@ -15,7 +15,7 @@ from accounting.core.plan import (
 from accounting.core.validation import InputError, check_float
 
 if TYPE_CHECKING:
-    from accounting.planning.bands import Bands
+    from accounting.bands import Bands
 
 #: For ``processes.call``: makes batches of (source, folder, settings).
 MAKE_BATCHES = "pipelines.job.quiet_batches:make_batches"
@@ -87,7 +87,7 @@ class BatchSettings:
           epsilon: Epsilon of the run.
           **others: As of `bands.best_bands`.
         """
-        from accounting.planning.bands import best_bands
+        from accounting.bands import best_bands
 
         num_steps, _ = steps_and_epochs(
             num_examples,

@@ -56,7 +56,7 @@ CHAINS = [
     (HEAVY, """accounting pipelines trainer dpsgd accounting.core.plan
      accounting.core.validation accounting.core.sampler_registry
      accounting.core.accountant accounting.statement accounting.cli.plan_command
-     accounting.planning.comparison
+     accounting.comparison
      trainer.settings.methods pipelines.files.storage pipelines.files.outputs
      pipelines.job.batch_settings"""),
     (HEAVY - {"numpy"}, "trainer.settings.requests"),

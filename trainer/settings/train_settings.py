@@ -41,7 +41,7 @@ from trainer.settings.methods import (
 )
 
 if TYPE_CHECKING:
-    from accounting.planning.bands import Bands
+    from accounting.bands import Bands
 
 #: The model made from the schema of prepared data; any other is "module:function".
 DEFAULT_MODEL = "default"
@@ -455,7 +455,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         multiplier = max(noise_multiplier or 0.0, _LEAST_NOISE)
         bands = None
         if plan.bands is not None and self.method != NON_PRIVATE:
-            from accounting.planning.bands import of_plan  # after --help: SciPy
+            from accounting.bands import of_plan  # after --help: SciPy
 
             bands = of_plan(plan, multiplier)
             multiplier = bands.independent

@@ -7,9 +7,9 @@ import shlex
 import pytest
 
 from accounting.cli import plan_answers
+from accounting.comparison import Answer, Line, Question
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.validation import InputError
-from accounting.planning.comparison import Answer, Line, Question
 from tests.command_line import invoke
 
 pytestmark = pytest.mark.usefixtures("answers_once")
@@ -155,10 +155,10 @@ def test_commands_of_the_page_get_to_their_work(root, small_plan, monkeypatch):
     def started(*_):
         raise StartedError
 
-    monkeypatch.setattr("accounting.planning.comparison.answer", started)
-    monkeypatch.setattr("accounting.planning.comparison.answer_for", started)
+    monkeypatch.setattr("accounting.comparison.answer", started)
+    monkeypatch.setattr("accounting.comparison.answer_for", started)
     plan = small_plan("poisson")
-    monkeypatch.setattr("accounting.planning.comparison.checked_plan", lambda *_: plan)
+    monkeypatch.setattr("accounting.comparison.checked_plan", lambda *_: plan)
     page = (root / "docs" / "papers.md").read_text()
     commands = re.findall(r"^dpsgd plan ((?:.*\\\n)*.*)", page, re.M)
     assert len(commands) > 7

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from accounting import comparison
 from accounting.core import sampler_registry
-from accounting.planning import comparison
 from tests.accounting.samplers.test_registry import NAME, RULES, WHOLE
 from tests.command_line import invoke
 from tests.sampler_fields import may_register

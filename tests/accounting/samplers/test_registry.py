@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import audits, statement
+from accounting import audits, comparison, statement
 from accounting.audits import Audit
 from accounting.core import accountant, sampler_registry
 from accounting.core import plan as plans
@@ -30,7 +30,6 @@ from accounting.core.plan import (
 )
 from accounting.core.pld import gaussian
 from accounting.core.validation import InputError
-from accounting.planning import comparison
 from pipelines.batches.folder import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core import choices

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accounting.bands import best_bands
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from accounting.planning.bands import best_bands
 from tests.trainer.flat_settings import train_settings
 from trainer.settings.train_settings import AggregationSettings, TrainSettings
 

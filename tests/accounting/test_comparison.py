@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from accounting import comparison
 from accounting.claims.model_mix import Mixing
+from accounting.comparison import Answer, Line, Question, answer
 from accounting.core import accountant
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.validation import InputError
-from accounting.planning import comparison
-from accounting.planning.comparison import Answer, Line, Question, answer
 from tests.accounting.plans import make_plan
 
 QUESTION = Question(

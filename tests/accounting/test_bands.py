@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from accounting.planning.bands import best_bands, coefficients, iterate_noise
+from accounting.bands import best_bands, coefficients, iterate_noise
 
 #: (n, b, epochs, epsilon) -> the number of bands with which the rule was tried.
 TRIED = {

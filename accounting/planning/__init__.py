@@ -1,1 +1,0 @@
-"""Questions before a run: comparisons of samplers, budgets, and cheap simulations."""
