@@ -34,18 +34,6 @@ def test_a_flat_and_noisy_function_is_no_excuse(root):
     assert found == pytest.approx(root, rel=1e-3)
 
 
-def test_a_jump_takes_few_evaluations():
-    """Seen to take hundreds with secant steps alone."""
-    calls = []
-
-    def excess(noise):
-        calls.append(noise)
-        return 1.0 if noise < 0.01 else -700.0
-
-    assert numerics.smallest_noise(excess, 1.0) == pytest.approx(0.01, rel=2e-4)
-    assert len(calls) < 60
-
-
 @pytest.mark.parametrize("root", [0.4, 0.7])
 @pytest.mark.parametrize("guess", [0.01, 0.3, 0.6, 1.0])
 def test_noise_at_which_nothing_is_proven_is_left_behind(guess, root):

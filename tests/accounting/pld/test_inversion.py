@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,20 @@ from accounting.core.pld import inversion
 from accounting.core.pld.dominating_pairs import Atoms
 from accounting.core.pld.inversion import Contour
 from accounting.core.pld.privacy_profile import FINE, Composition
-from tests.accounting.pld.binomial import exact_delta
+
+
+def exact_delta(loss: float, num_steps: int, epsilon: float) -> mpmath.mpf:
+    """Returns delta of ``num_steps`` losses of +-loss, as a binomial sum."""
+    mpmath.mp.dps = 50
+    above = 1 / (1 + mpmath.e ** (-mpmath.mpf(loss)))
+    total = mpmath.mpf(0)
+    for count in range(num_steps + 1):
+        value = (2 * count - num_steps) * mpmath.mpf(loss)
+        if value > epsilon:
+            weight = mpmath.binomial(num_steps, count)
+            weight *= above**count * (1 - above) ** (num_steps - count)
+            total += weight * (1 - mpmath.e ** (epsilon - value))
+    return total
 
 
 def randomized_response(loss):

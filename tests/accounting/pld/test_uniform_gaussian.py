@@ -57,17 +57,6 @@ def test_the_density_is_that_of_the_sum(width):
             assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_width_0_gives_the_gaussian():
-    orders = np.arange(2, 33)
-    expected = np.log(np.expm1(orders * (orders - 1) * 0.3**2 / 2))
-    gaussian = log_excess_moments(0.3, 0.0, 32)
-    np.testing.assert_allclose(gaussian, expected, rtol=1e-12)
-    # The limit from narrow uniforms, of which the variance adds width^2 / 12.
-    narrow = log_excess_moments(0.3, 1e-3, 32)
-    np.testing.assert_allclose(narrow, gaussian, atol=1e-4)
-    assert (narrow < gaussian).all()
-
-
 @given(
     shift=st.floats(1e-3, 4.0),
     width=st.floats(0.0, 60.0),
