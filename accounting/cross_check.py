@@ -1,13 +1,13 @@
 """A second opinion on an epsilon: the plan's ``DpEvent``, and dp_accounting's answer.
 
-No privacy claim depends on it.  Answers differ where theorems do: dp_accounting takes
-the number of examples of a truncated step for exact, ours is an upper bound on it.
+No privacy claim depends on it.  Of truncated batches it is asked about the steps
+without a cap, whose cost is added: our own bound is smaller where the cap is tight.
 
 Formal guarantees:
   - ``ask`` asks about the plan's own mechanism, with its sampling probability rounded
     up, or refuses the plan.
   - It leaves every privacy loss to dp_accounting.  Only the probability of truncation
-    is ours, where the installed dp_accounting has no truncated event.
+    is ours.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorem 3.3, for the truncation.
@@ -33,21 +33,12 @@ from accounting.core.neighboring_relation import (
     brought,
 )
 from accounting.core.numerics import epsilon_after_cost
-from accounting.core.plan import (
-    CYCLIC_POISSON,
-    DETERMINISTIC,
-    POISSON,
-    TRUNCATED_POISSON,
-    DpSgdPlan,
-)
-from accounting.core.pld import dominating_pairs
+from accounting.core.plan import CYCLIC_POISSON, DETERMINISTIC, POISSON, DpSgdPlan
 from accounting.core.samplers.poisson import probability
 from accounting.core.validation import InputError
 
 #: Spacing of dp_accounting's grid of privacy losses.
 _INTERVAL = 1e-4
-#: The same, where a point of the grid is costly.
-_SLOW_INTERVAL = 5e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,12 +84,7 @@ def check_plan(
             f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
             f"for {theorem.name}. Omit --cross-check."
         )
-    ask(
-        plan,
-        noise_multiplier=1.0,
-        neighboring_relation=neighboring_relation,
-        max_examples_per_user=max_examples_per_user,
-    )
+    ask(plan, 1.0, neighboring_relation, max_examples_per_user)
 
 
 def second_opinion(plan: DpSgdPlan, *, delta: float, **asked: Any) -> SecondOpinion:
@@ -120,17 +106,15 @@ def second_opinion(plan: DpSgdPlan, *, delta: float, **asked: Any) -> SecondOpin
       1.52
     """
     question = ask(plan, **asked)
-    is_slow = asked.get("max_examples_per_user", 1) > 1
-    spacing = _SLOW_INTERVAL if is_slow else _INTERVAL
     relation = dp_accounting.NeighboringRelation[question.relation]
-    accountant: Any = pld.PLDAccountant(relation, spacing).compose(question.event)
+    accountant: Any = pld.PLDAccountant(relation, _INTERVAL).compose(question.event)
     epsilon_of = accountant.get_epsilon
     if question.cost is not None:
         epsilon_of = functools.partial(
             epsilon_after_cost, question.cost, accountant.get_epsilon
         )
     return SecondOpinion(
-        source=f"dp-accounting {metadata.version('dp-accounting')}",
+        source=_source(),
         event=question.text,
         epsilon=float(epsilon_of(delta)),
     )
@@ -149,13 +133,12 @@ class EventQuestion:
 
     event: Any
     relation: str
-    cost: Callable[[float], float] | None = None
+    cost: Callable[[float], float] | None
     text: str
 
 
 def ask(
     plan: DpSgdPlan,
-    *,
     noise_multiplier: float,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
@@ -169,75 +152,48 @@ def ask(
       max_examples_per_user: k; above 1 the question is about a user.
 
     Raises:
-      InputError: no release of dp_accounting, or not the installed one, has an event
-        for the plan.
+      InputError: the installed dp_accounting has no event for the plan.
     """
-    asked = noise_multiplier, neighboring_relation, max_examples_per_user
-    brought(plan.sampler, *asked[1:])  # refuses what is not accounted for
+    unit = neighboring_relation, max_examples_per_user
+    brought(plan.sampler, *unit)  # refuses what is not accounted for
     truncation = sampler_registry.get(plan.sampler).truncation
-    tried: list[tuple[DpSgdPlan, str, Callable[[float], float] | None]]
-    tried = [(plan, "", None)]
+    cost, formula, untruncated = None, "", plan
     if truncation is not None:
-        added = functools.partial(truncation.delta, plan)
-        tried.append((truncation.without(plan), f" plus {truncation.formula}", added))
-    for each, formula, cost in tried:
-        if found := _event(each, *asked):
-            event, relation = found
-            accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation[relation])
-            if accountant.supports(event):
-                return EventQuestion(
-                    event=event, relation=relation, cost=cost, text=f"{event}{formula}"
-                )
-    if not {each.sampler for each, *_ in tried} & set(_DESCRIBED):
+        cost = functools.partial(truncation.delta, plan)
+        formula = f" plus {truncation.formula}"
+        untruncated = truncation.without(plan)
+    event, relation = _event(untruncated, noise_multiplier, *unit)
+    asked = pld.PLDAccountant(dp_accounting.NeighboringRelation[relation])
+    if event is None or not asked.supports(event):
         raise InputError(
-            f"Expected no --cross-check of sampler={plan.sampler!r}: dp_accounting has "
-            "no event for it. Omit --cross-check."
+            f"Expected no --cross-check of sampler={plan.sampler!r}, {unit[0]}, "
+            f"max_examples_per_user={unit[1]}: {_source()} has no event for it. Omit "
+            "--cross-check."
         )
-    raise InputError(
-        f"Expected the installed dp-accounting {metadata.version('dp-accounting')} to "
-        f"have an event for sampler={plan.sampler!r} with this relation and unit. "
-        "Install dp-accounting==0.6.0 beside dpsgd in an environment without "
-        "TensorFlow, or omit --cross-check."
+    return EventQuestion(
+        event=event, relation=relation, cost=cost, text=f"{event}{formula}"
     )
 
 
-#: Samplers of which some release of dp_accounting has an event.
-_DESCRIBED = (DETERMINISTIC, POISSON, TRUNCATED_POISSON, CYCLIC_POISSON)
+def _source() -> str:
+    return f"dp-accounting {metadata.version('dp-accounting')}"
 
 
 def _event(
     plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
-) -> tuple[Any, str] | None:
-    """Returns the event of a plan, and the relation with its pairs; None without one.
-
-    It may be of a kind that the installed accountant does not support.
-    """
-    steps, rate = plan.num_steps, probability(plan)  # rounded up
-    other = REPLACE_ONE if relation == REPLACE_ONE else ADD_OR_REMOVE_ONE
-    step: Any
+) -> tuple[Any, str]:
+    """Returns the event of a plan or None, and the relation with its pairs."""
     if plan.sampler == DETERMINISTIC:
         # An example is used once per epoch, by a sum of this sensitivity.
         sensitivity = 2 if relation == REPLACE_ONE else count
         step = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
-        steps, other = plan.num_epochs, ADD_OR_REMOVE_ONE
-    elif plan.sampler == TRUNCATED_POISSON:
-        truncated = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
-        if truncated is None or count > 1:
-            return None
-        size = plan.truncated_batch_size
-        step = truncated(plan.num_examples, rate, size, noise_multiplier)
-        other = relation
-    elif plan.sampler not in _DESCRIBED:
-        return None
-    elif count > 1:
-        mixture = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
-        if mixture is None:
-            return None
-        rows = tuple(map(float, range(count + 1)))
-        step = mixture(noise_multiplier, rows, dominating_pairs.weights(count, rate))
-    else:
-        step = dp_accounting.PoissonSampledDpEvent(
-            rate, dp_accounting.GaussianDpEvent(noise_multiplier)
-        )
-        steps = plan.num_group_steps  # those of its group, where there are groups
-    return dp_accounting.SelfComposedDpEvent(step, steps), other
+        whole = dp_accounting.SelfComposedDpEvent(step, plan.num_epochs)
+        return whole, ADD_OR_REMOVE_ONE
+    other = REPLACE_ONE if relation == REPLACE_ONE else ADD_OR_REMOVE_ONE
+    if plan.sampler not in (POISSON, CYCLIC_POISSON) or count > 1:
+        return None, other
+    step = dp_accounting.PoissonSampledDpEvent(
+        probability(plan),  # rounded up
+        dp_accounting.GaussianDpEvent(noise_multiplier),
+    )
+    return dp_accounting.SelfComposedDpEvent(step, plan.num_group_steps), other
