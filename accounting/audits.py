@@ -248,19 +248,11 @@ class ClaimedProfile:
           fpr: Upper bound on the false positive rate; a number or an array.
           fnr: Upper bound on the false negative rate, of the same shape.
         """
-        return np.max(self._excesses(fpr, fnr), axis=-1)
+        return np.max(self.excesses(fpr, fnr), axis=-1)
 
-    def _excesses(self, fpr: Any, fnr: Any) -> Any:
+    def excesses(self, fpr: Any, fnr: Any) -> Any:
+        """Returns those of each epsilon, shape (..., epsilons); see `excess`."""
         return self.found_deltas(fpr, fnr) - np.asarray(self.deltas)
-
-    def worst(self, fpr: float, fnr: float) -> int:
-        """Returns the index of the claim with the largest excess; see `excess`.
-
-        Args:
-          fpr: Upper bound on the false positive rate.
-          fnr: Upper bound on the false negative rate.
-        """
-        return int(np.argmax(self._excesses(fpr, fnr)))
 
 
 #: Least number of trials: fewer give no bound.
@@ -306,21 +298,6 @@ class AuditedClaim:
     neighboring_relation: str = REPLACE_SPECIAL
 
 
-def check(noise_multiplier: float, delta: float) -> None:
-    """Refuses a noise multiplier or delta without a claim to audit.
-
-    Args:
-      noise_multiplier: Noise standard deviation over the clip norm, above 0.
-      delta: The delta of the claim, in (0, 1).
-
-    Raises:
-      InputError: a value out of range.
-    """
-    remedy = "Without noise there is nothing to audit."
-    check_float("noise_multiplier", noise_multiplier, above=0.0, remedy=remedy)
-    accountant.check_delta(delta)
-
-
 def claim(
     plan: DpSgdPlan,
     noise_multiplier: float,
@@ -340,7 +317,9 @@ def claim(
     Raises:
       InputError: a value out of range, or no finite epsilon is claimed.
     """
-    check(noise_multiplier, delta)
+    remedy = "Without noise there is nothing to audit."
+    check_float("noise_multiplier", noise_multiplier, above=0.0, remedy=remedy)
+    accountant.check_delta(delta)
     asked: dict[str, Any] = {
         "noise_multiplier": noise_multiplier,
         "max_examples_per_user": max_examples_per_user,
@@ -494,9 +473,11 @@ def _finding(
     slack: float,
 ) -> Finding:
     rates = _rates(tests, confidence, slack)
-    test, point = _closest(claim.profile, _rates(tests, deciding, slack))
     lower = max(float(epsilon_bound(*r, claim.delta)) for r in rates)
     excess = max(float(claim.profile.excess(*pair)) for pair in rates)
+    # The test and the point of the profile that decide, or nearly.
+    decisive = [claim.profile.excesses(*r) for r in _rates(tests, deciding, slack)]
+    test, point = divmod(int(np.argmax(decisive)), len(claim.profile.epsilons))
     found = float(claim.profile.found_deltas(*rates[test])[point])
     return Finding(
         confidence=confidence,
@@ -517,15 +498,6 @@ def _rates(
         (min(fpr + slack, 1.0), min(fnr + slack, 1.0))
         for fpr, fnr in (errors.upper(error) for errors in tests)
     ]
-
-
-def _closest(
-    profile: ClaimedProfile, rates: list[tuple[float, float]]
-) -> tuple[int, int]:
-    """Returns the test, and the claim of the profile, with the largest excess."""
-    excesses = [float(profile.excess(*pair)) for pair in rates]
-    test = int(np.argmax(excesses))
-    return test, profile.worst(*rates[test])
 
 
 # -- worst cases, and the scores of their trials ---------------------------------------

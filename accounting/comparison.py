@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from accounting.core import accountant, sampler_registry
 from accounting.core import plan as plans
-from accounting.core.claim import plan_of_all
+from accounting.core.claim import check_unit, plan_of_all
 from accounting.core.intervals import EXACT, delta_text
 from accounting.core.neighboring_relation import (
     NAMES,
@@ -366,7 +366,8 @@ def checked_plan(question: Question, line: Line) -> DpSgdPlan:
       InputError: as for `answer`.
     """
     if line.theorem is not None:
-        _check_unit(question, line.theorem)
+        users, relation = question.max_examples_per_user, question.neighboring_relation
+        check_unit(line.theorem, users, relation)
     brought(line.sampler, **question.unit)
     plan = question.plan(line.sampler)
     plans.check_epochs(plan)
@@ -376,51 +377,32 @@ def checked_plan(question: Question, line: Line) -> DpSgdPlan:
     return plan
 
 
-def _check_unit(question: Question, theorem: Theorem) -> None:
-    proven = {"neighboring_relation": REPLACE_SPECIAL, "max_examples_per_user": 1}
-    for name, value in question.unit.items():
-        if value != proven[name]:
-            option = name.removeprefix("neighboring_").replace("_", "-")
-            raise InputError(
-                f"Expected {name}={value!r} to be {proven[name]!r} for {theorem.name}. "
-                f"Omit --{option}."
-            )
-
-
 # -- sweeps ----------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Axis:
     """A parameter that a sweep can vary.
 
     Attributes:
       field: Attribute of a question.
-      label: Name on the axis of a plot.
       whole: Whether values are integers.
-      linear: Whether its axis is linear instead of logarithmic.
     """
 
     field: str
-    label: str
     whole: bool = True
-    linear: bool = False
 
 
 #: What can be varied, by name.
 AXES = {
-    "batch-size": Axis(field="expected_batch_size", label="expected batch size"),
-    "epsilon": Axis(field="epsilon", label="epsilon", whole=False),
-    "epochs": Axis(field="num_epochs", label="epochs", linear=True),
-    "delta": Axis(field="delta", label="delta", whole=False),
-    "noise-multiplier": Axis(
-        field="noise_multiplier", label="noise multiplier", whole=False
-    ),
-    "num-steps": Axis(field="num_steps", label="steps", linear=True),
-    "num-examples": Axis(field="num_examples", label="examples"),
-    "max-examples-per-user": Axis(
-        field="max_examples_per_user", label="examples of a user at most"
-    ),
+    "batch-size": Axis("expected_batch_size"),
+    "epsilon": Axis("epsilon", whole=False),
+    "epochs": Axis("num_epochs"),
+    "delta": Axis("delta", whole=False),
+    "noise-multiplier": Axis("noise_multiplier", whole=False),
+    "num-steps": Axis("num_steps"),
+    "num-examples": Axis("num_examples"),
+    "max-examples-per-user": Axis("max_examples_per_user"),
 }
 #: The axis along which total noise can be held.
 TOTAL_NOISE_AXIS = "noise-multiplier"
@@ -444,6 +426,11 @@ class Sweep:
     values: tuple[float, ...]
     lines: tuple[Line, ...]
     answers: tuple[tuple[Answer, ...], ...]
+
+    def value(self, answer: Answer) -> float:
+        """Returns the value of the axis at which an answer was asked for."""
+        found: float = getattr(answer.question, AXES[self.axis].field)
+        return found
 
     @property
     def asks_for(self) -> str:
@@ -481,7 +468,7 @@ def default_samplers() -> tuple[str, ...]:
         for name in sampler_registry.names()
         if name in poisson
         or sampler_registry.get(name).closed_form
-        or sampler_registry.rules(name).num_shuffles is not plans.no_shuffle
+        or sampler_registry.rules(name).shuffles
     )
 
 
@@ -506,11 +493,10 @@ def sweep(
       InputError: a value out of range, or nothing is proven for a sampler.
     """
     chosen = check_values(axis, values)
-    asked = [[line.at(question, axis, value) for value in chosen] for line in lines]
-    planned = [
-        [(line, each, checked_plan(each, line)) for each in questions]
-        for line, questions in zip(lines, asked, strict=True)
-    ]
+    planned = []
+    for line in lines:
+        asked = [line.at(question, axis, value) for value in chosen]
+        planned.append([(line, each, checked_plan(each, line)) for each in asked])
     answers = []
     for of_line in planned:
         found = []

@@ -57,9 +57,8 @@ from accounting.core.numerics import (
     threshold,
 )
 from accounting.core.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
-from accounting.core.pld import dominating_pairs, saddlepoint
-from accounting.core.pld.dominating_pairs import Atoms
-from accounting.core.pld.gaussian import normal_masses
+from accounting.core.pld import dominating_pairs, inversion
+from accounting.core.pld.dominating_pairs import Atoms, normal_masses
 from accounting.core.pld.inversion import Contour, LaplaceSum
 from accounting.core.pld.privacy_profile import FINE, inverted
 from accounting.core.samplers.poisson import OF_EXAMPLE, OF_REPLACED, of_user
@@ -209,7 +208,7 @@ def lower_delta_of_sum(loss: Atoms, num_steps: int, epsilon: float) -> float:
       num_steps: T.
       epsilon: At least 0.
     """
-    focus = saddlepoint.focus(loss, num_steps, epsilon)
+    focus = inversion.focus(loss, num_steps, epsilon)
     low, high = focus.ends
     # Small losses are omitted.  Large ones are split as if any sum with one of them
     # exceeded epsilon; the probability that one does not is subtracted.

@@ -12,15 +12,15 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from accounting import trade_off as trade_off_bounds
-from accounting.core import deltas, intervals, sampler_registry
+from accounting import profiles
+from accounting.core import intervals, sampler_registry
 from accounting.core import neighboring_relation as relations
 from accounting.core.claim import AUTO_CLIP, RELIANCES, Claim, claim_of
 from accounting.core.intervals import lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import installed_version
-from accounting.trade_off import TradeOff
+from accounting.core.validation import delta_weakness, installed_version
+from accounting.profiles import TradeOff
 
 if TYPE_CHECKING:
     from accounting.core.claim import MethodWording
@@ -130,23 +130,23 @@ class PrivacyStatement(Claim):
     @property
     def weakness(self) -> str | None:
         """A warning if ``delta`` is at least ``1 / num_examples``, else None."""
-        return deltas.weakness(self.delta, self.plan.num_examples)
+        return delta_weakness(self.delta, self.plan.num_examples)
 
     @property
     def mechanism(self) -> str:
         """The mechanism in words."""
         words = self._own_words
         clipped, released = (words.clipped, words.released) if words else ("", "")
+        clipped = f"clipped to l2_norm_clip,{clipped}"
+        deviation = "noise_multiplier * l2_norm_clip"
         if self.l2_norm_clip == AUTO_CLIP:
-            return (
-                f"{self.gradients} in units of the step's clip norm, with one more "
-                "coordinate for the count that it follows, clipped to norm 1, summed, "
-                f"{self._noise('noise_multiplier')}, "
-                f"divided by the constant expected_batch_size{released}"
+            clipped = (
+                "in units of the step's clip norm, with one more coordinate for the "
+                "count that it follows, clipped to norm 1,"
             )
+            deviation = "noise_multiplier"
         return (
-            f"{self.gradients} clipped to l2_norm_clip,{clipped} summed, "
-            f"{self._noise('noise_multiplier * l2_norm_clip')}, "
+            f"{self.gradients} {clipped} summed, {self._noise(deviation)}, "
             f"divided by the constant expected_batch_size{released}"
         )
 
@@ -195,7 +195,7 @@ class PrivacyStatement(Claim):
         # A theorem is asked for its claim alone, not for a privacy profile.
         if self.theorem is not None:
             return TradeOff(((epsilon, self.delta),))
-        return trade_off_bounds.of_claim(
+        return profiles.trade_off_of_claim(
             self.plan_of_all,
             noise_multiplier=self.noise_multiplier,
             epsilon=epsilon,
@@ -208,9 +208,14 @@ class PrivacyStatement(Claim):
     def claim(self) -> str:
         """The claim in one sentence, or that there is none."""
         if self.is_guarantee:
-            weakness = self.weakness
+            weakness, one_of = self.weakness, ""
+            if self.of_runs > 1:
+                one_of = (
+                    f"that of one of at most {self.of_runs:,} runs of this plan on "
+                    "this table, which together are "
+                )
             return (
-                f"The released model is {self._one_of}"
+                f"The released model is {one_of}"
                 f"({upper_text(self.epsilon.guarantee)}, "
                 f"{self.delta!r})-differentially private under the "
                 f"{relations.NAMES[self.neighboring_relation]} relation"
@@ -226,15 +231,6 @@ class PrivacyStatement(Claim):
             )
         return (
             f"No guarantee is claimed: no finite epsilon is proven at {self.delta!r}."
-        )
-
-    @property
-    def _one_of(self) -> str:
-        if self.of_runs == 1:
-            return ""
-        return (
-            f"that of one of at most {self.of_runs:,} runs of this plan on this table, "
-            "which together are "
         )
 
     @property
@@ -339,11 +335,11 @@ class PrivacyStatement(Claim):
         return [f"  attacks     {found.to_text(unit, replaced=replaced)}."]
 
     def _reliances(self) -> list[str]:
-        lines = [f"  batches     {CERTIFIED}."] if self.batches_certified else []
         texts = {**RELIANCES, **self.claims}
-        for name in self.relies_on:
-            lines.append(f"  relies on   the {name}: {texts[name]}.")
-        return lines
+        return [
+            *([f"  batches     {CERTIFIED}."] if self.batches_certified else []),
+            *(f"  relies on   the {name}: {texts[name]}." for name in self.relies_on),
+        ]
 
     def _number(self) -> str:
         zero_out = self.neighboring_relation == REPLACE_SPECIAL

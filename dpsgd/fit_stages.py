@@ -500,7 +500,7 @@ def _is_evaluated(
       asked: Options of the command.
       sizes: Sizes, and the privacy of the metrics.
     """
-    from accounting.core.pld.gaussian import gaussian_noise  # after --help
+    from accounting.core.pld.dominating_pairs import gaussian_noise  # after --help
     from trainer.model.metrics import OTHER
     from trainer.releases.evaluate import kept_rows, least_rows
 

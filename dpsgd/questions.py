@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from accounting.comparison import Answer, Question, answer, is_answered
-from accounting.core import deltas, sampler_registry
+from accounting.core import sampler_registry
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import steps_and_epochs
+from accounting.core.validation import check_claimed_delta
 
 if TYPE_CHECKING:
     from accounting.statement import PrivacyStatement
@@ -58,7 +59,7 @@ def plan(
       >>> round(found.proven, 3)
       4.225
     """
-    deltas.check(delta)
+    check_claimed_delta(delta)
     steps, passes = steps_and_epochs(
         num_examples, batch_size, epochs=epochs, num_steps=num_steps
     )

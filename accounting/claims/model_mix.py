@@ -450,7 +450,13 @@ class Mixing:
     def delta(
         self, plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
     ) -> Bounds:
-        """See `Theorem.delta`; with or without mixing."""
+        """Returns bounds on delta at ``epsilon``, with or without mixing.
+
+        Args:
+          plan: Accepted by ``check_plan``.
+          noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
+          epsilon: At least 0.
+        """
         check_sampler(plan)
         plain = accountant.delta(
             plan, noise_multiplier=noise_multiplier, epsilon=epsilon

@@ -101,7 +101,7 @@ from scipy import special
 from accounting.claims import random_allocation
 from accounting.claims.random_allocation import Direction
 from accounting.core.numerics import log_ratio, smallest_noise_in_two, threshold
-from accounting.core.pld import gaussian, saddlepoint
+from accounting.core.pld import dominating_pairs, inversion
 
 #: Number of grid cells of the likelihood ratios, in an answer and in the search for h.
 NUM_CELLS, COARSE_CELLS = 400, 150
@@ -172,7 +172,7 @@ class Shuffles:
         if rate == 0.0:
             return 0.0
         below = max(-math.log(rate) * (1 - 1e-15) - 1e-15, 0.0)
-        return rate * gaussian.gaussian_delta(self.noise, below) * _UP
+        return rate * dominating_pairs.gaussian_delta(self.noise, below) * _UP
 
     def cost(self, exponent: float, epsilon: float) -> float:
         """Returns ``K (1 + e^epsilon) beta``, rounded up.
@@ -318,7 +318,7 @@ def _rough_delta(direction: Direction, orders: int, epsilon: float) -> float:
     if orders == 1:
         return direction.delta(epsilon) + direction.infinite_mass
     loss = direction.atoms
-    return math.exp(saddlepoint.approximate_log_delta(loss, orders, epsilon))
+    return math.exp(inversion.approximate_log_delta(loss, orders, epsilon))
 
 
 def delta(shuffles: Shuffles, epsilon: float) -> float:

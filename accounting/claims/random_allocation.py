@@ -41,8 +41,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from accounting.core.numerics import inner, log_ratio, threshold
-from accounting.core.pld.dominating_pairs import Atoms
-from accounting.core.pld.gaussian import normal_masses
+from accounting.core.pld.dominating_pairs import Atoms, normal_masses
 from accounting.core.pld.privacy_profile import FINE, Composition
 
 #: Number of grid cells, in an answer and in the early steps of a search.

@@ -83,15 +83,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accounting import composition
-from accounting.composition import Array, Profile, bounds_on_grid
+from accounting import profiles
 from accounting.core import accountant, sampler_registry
 from accounting.core.claim import MethodWording
 from accounting.core.intervals import Bounds, NoiseBounds
-from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.numerics import log_ratio, round_up, smallest_noise, threshold
-from accounting.core.plan import DpSgdPlan, together
+from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_int
+from accounting.profiles import Profile, bounds_on_grid
+
+Array = NDArray[np.float64]
 
 #: Number of edges of cells of 1 - u, in equal ratios and at equal distances.
 _RATIOS, _DISTANCES = 8_000, 20_000
@@ -102,8 +103,6 @@ _TERMS, _UP = 1 + 1e-11, 1 + 1e-9
 _SPACING = 1 / 300
 #: Share of delta that is negligible in a selection.
 _NEGLIGIBLE = 1e-4
-#: The least epsilon that decides a distance, and a delta that is always negligible.
-_LEAST_EPSILON, _LEAST_DELTA = 1e-3, 1e-30
 #: Digits of a noise multiplier.
 _DIGITS = 6
 
@@ -123,19 +122,6 @@ def epsilon_of_best(run: Profile, law: NumberOfRuns, delta: float) -> float:
         return alone
     found = best_of(run, law, spacing=alone * _SPACING, least=_NEGLIGIBLE * delta)
     return found.epsilon(delta)
-
-
-def delta_of_best(run: Profile, law: NumberOfRuns, epsilon: float) -> float:
-    """Returns an upper bound on delta of the best of a random number of runs.
-
-    Args:
-      run: Profile of one run.
-      law: Law of the number of runs.
-      epsilon: At least 0.
-    """
-    spacing = max(epsilon, _LEAST_EPSILON) * _SPACING
-    found = best_of(run, law, spacing=spacing, least=_LEAST_DELTA)
-    return max(found.deltas(epsilon))
 
 
 def noise_of_best(
@@ -430,18 +416,13 @@ def check_plan(plan: DpSgdPlan) -> None:
     Raises:
       InputError: a sampler without a profile.
     """
-    if _is_fast(plan.sampler):
-        return
-    fast = (name for name in sampler_registry.names() if _is_fast(name))
-    raise InputError(
-        f"Expected sampler={plan.sampler!r} of several runs to be {' or '.join(fast)}: "
-        "the others take minutes."
-    )
-
-
-def _is_fast(sampler: str) -> bool:
-    found = sampler_registry.get(sampler)
-    return found.profile is not None or found.closed_form
+    known = {name: sampler_registry.get(name) for name in sampler_registry.names()}
+    fast = [name for name, each in known.items() if each.profile or each.closed_form]
+    if plan.sampler not in fast:
+        raise InputError(
+            f"Expected sampler={plan.sampler!r} of several runs to be "
+            f"{' or '.join(fast)}: the others take minutes."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -497,16 +478,8 @@ class Selected:
     ) -> Bounds:
         """See `Theorem.epsilon`."""
         check_plan(plan)
-        run = composition.run(plan, noise_multiplier)
+        run = profiles.run(plan, noise_multiplier)
         return Bounds(upper=epsilon_of_best(run, self.law, delta), method=METHOD)
-
-    def delta(
-        self, plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
-    ) -> Bounds:
-        """See `Theorem.delta`."""
-        check_plan(plan)
-        run = composition.run(plan, noise_multiplier)
-        return Bounds(upper=delta_of_best(run, self.law, epsilon), method=METHOD)
 
     def noise_multiplier(
         self, plan: DpSgdPlan, *, epsilon: float, delta: float
@@ -514,7 +487,7 @@ class Selected:
         """See `Theorem.noise_multiplier`."""
         check_plan(plan)
         found = noise_of_best(
-            lambda noise: composition.run(plan, noise),
+            lambda noise: profiles.run(plan, noise),
             self.law,
             epsilon=epsilon,
             delta=delta,
@@ -537,43 +510,36 @@ class Selected:
         )
 
 
-# -- what tuning costs: one run, several that are all shown, or only the best shown ----
+# -- what tuning costs -----------------------------------------------------------------
 
-ONE, ALL, BEST = "one", "all", "best"
 #: A search for noise starts at so many times that of a run alone.
 _GUESS = 1.15
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Price:
-    """What one mode costs.
+    """What the best of a random number of runs costs.
 
     Attributes:
-      mode: ``ONE``, ``ALL`` or ``BEST``.
       noise_multiplier: Of each run.
-      epsilon: Upper bound for all that is released.
-      runs: Law of the number of runs; None if it is fixed.
+      epsilon: Upper bound for the best.
+      runs: Law of the number of runs.
     """
 
-    mode: str
     noise_multiplier: float
     epsilon: float
-    runs: NumberOfRuns | None = None
+    runs: NumberOfRuns
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict; an infinite epsilon is null."""
-        runs = self.runs
-        law = runs and {
-            "shape": runs.shape if math.isfinite(runs.shape) else None,
-            "mean": runs.mean,
-            "chance_of_top_tenth": runs.success(),
-        }
-        return {
-            "mode": self.mode,
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        numbers = {
             "noise_multiplier": self.noise_multiplier,
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
-            "number_of_runs": law,
+            "epsilon": self.epsilon,
+            "shape": self.runs.shape,
+            "mean": self.runs.mean,
+            "chance_of_top_tenth": self.runs.success(),
         }
+        return {name: x if math.isfinite(x) else None for name, x in numbers.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -582,18 +548,13 @@ class Tuning:
 
     Attributes:
       plan: Of every run.
-      num_runs: N: ``ALL`` makes so many; ``BEST`` tries a candidate of the best tenth
-        as surely as they would.
+      num_runs: N: a candidate of the best tenth is tried as surely as by N runs.
       delta: In (0, 1).
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 answers are for all examples of a user.
     """
 
     plan: DpSgdPlan
     num_runs: int
     delta: float
-    neighboring_relation: str = REPLACE_SPECIAL
-    max_examples_per_user: int = 1
 
     def __post_init__(self) -> None:
         """Refuses what takes too long.
@@ -601,53 +562,23 @@ class Tuning:
         Raises:
           InputError: a number of runs out of range, or a sampler without a profile.
         """
-        most = MOST_AS_GOOD
-        check_int("runs", self.num_runs, at_least=2, at_most=most)
+        check_int("runs", self.num_runs, at_least=2, at_most=MOST_AS_GOOD)
         check_plan(self.plan)
 
     def at_noise(
-        self, mode: str, noise_multiplier: float, runs: NumberOfRuns | None = None
+        self, noise_multiplier: float, runs: NumberOfRuns | None = None
     ) -> Price:
-        """Returns the price of a mode at given noise.
+        """Returns the price at given noise.
 
         Args:
-          mode: ``ONE``, ``ALL`` or ``BEST``.
           noise_multiplier: Noise standard deviation over the clip norm, above 0.
-          runs: Law of the number of runs for ``BEST``; by default the one with the
-            least epsilon.
+          runs: Law of the number of runs; by default the one with the least epsilon.
         """
-        if mode == BEST:
-            run = self._run(noise_multiplier)
-            laws = self._laws() if runs is None else [runs]
-            epsilon, runs = self._cheapest(run, laws)
-        else:
-            epsilon = accountant.epsilon(
-                self._together(mode),
-                noise_multiplier=noise_multiplier,
-                delta=self.delta,
-                **self._unit,
-            ).guarantee
-        return Price(
-            mode=mode, noise_multiplier=noise_multiplier, epsilon=epsilon, runs=runs
-        )
-
-    @property
-    def _unit(self) -> dict[str, Any]:
-        names = "neighboring_relation", "max_examples_per_user"
-        return {name: getattr(self, name) for name in names}
-
-    def _together(self, mode: str) -> DpSgdPlan:
-        """Returns the plan of all runs of ``ONE`` or ``ALL``, one after another."""
-        return together(self.plan, self.num_runs if mode == ALL else 1)
-
-    def _run(self, noise_multiplier: float) -> Profile:
-        return composition.run(self.plan, noise_multiplier, **self._unit)
-
-    def _cheapest(
-        self, run: Profile, laws: list[NumberOfRuns]
-    ) -> tuple[float, NumberOfRuns]:
+        run = profiles.run(self.plan, noise_multiplier)
+        laws = self._laws() if runs is None else [runs]
         found = [(epsilon_of_best(run, law, self.delta), law) for law in laws]
-        return min(found, key=lambda one: one[0])
+        epsilon, law = min(found, key=lambda one: one[0])
+        return Price(noise_multiplier=noise_multiplier, epsilon=epsilon, runs=law)
 
     def _laws(self) -> list[NumberOfRuns]:
         found = []
@@ -657,12 +588,11 @@ class Tuning:
         return found
 
     def for_epsilon(
-        self, mode: str, epsilon: float, say: Callable[[str], None] = lambda text: None
+        self, epsilon: float, say: Callable[[str], None] = lambda text: None
     ) -> Price:
-        """Returns the price of a mode whose epsilon is at most the target.
+        """Returns the price with an epsilon of at most the target.
 
         Args:
-          mode: ``ONE``, ``ALL`` or ``BEST``.
           epsilon: Target, above 0.
           say: Gets a line for each noise multiplier that is tried.
 
@@ -670,20 +600,15 @@ class Tuning:
           InputError: no noise multiplier meets the target.
         """
         target: Any = {"epsilon": epsilon, "delta": self.delta}
-        noise = accountant.noise_multiplier(
-            self._together(mode), **target, **self._unit
-        ).guarantee
-        if mode != BEST:
-            return self.at_noise(mode, noise)
-        noise *= _GUESS
-        say(f"noise multiplier {noise:.4g}")
-        first = self._run(noise)
-        _, runs = self._cheapest(first, self._laws())
+        alone = accountant.noise_multiplier(self.plan, **target).guarantee
+        guess = _GUESS * alone
+        say(f"noise multiplier {guess:.4g}")
+        runs = self.at_noise(guess).runs
         found = noise_of_best(
-            lambda tried: first if tried == noise else self._run(tried),
+            lambda noise: profiles.run(self.plan, noise),
             runs,
             **target,
-            guess=noise,
+            guess=guess,
             say=say,
         )
-        return self.at_noise(BEST, found, runs)
+        return self.at_noise(found, runs)

@@ -42,7 +42,7 @@ from accounting.core.intervals import Bounds, NoiseBounds, below, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.numerics import TOLERANCE, log_ratio
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import gaussian
+from accounting.core.pld import dominating_pairs
 from accounting.core.pld.dominating_pairs import Atoms
 from accounting.core.samplers import deterministic
 from accounting.lower_bounds import (
@@ -159,7 +159,7 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
     steps, epochs = plan.steps_per_epoch, plan.num_epochs
     effective = noise_multiplier / math.sqrt(epochs)
     if steps == 1:
-        return gaussian.gaussian_delta(effective, epsilon, upper=False)
+        return dominating_pairs.gaussian_delta(effective, epsilon, upper=False)
     if plan.num_shuffles == 1:
         return event_delta(effective, steps, epsilon, MEANS)
     # More epochs are never more private: a single epoch gives a bound, too.

@@ -1,10 +1,11 @@
-"""Types of options that several commands have.
+"""Types of options that several commands have, and the options of ``dpsgd plan``.
 
 Public: everything.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import sys
@@ -13,10 +14,17 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from accounting.core import deltas, sampler_registry
-from accounting.core.neighboring_relation import RELATIONS
-from accounting.core.settings import OUTPUT, RARE, OfPrivacy, one_of
-from accounting.core.validation import InputError, check_local
+from accounting.core import sampler_registry
+from accounting.core.neighboring_relation import RELATIONS, REPLACE_SPECIAL
+from accounting.core.settings import OUTPUT, RARE, OfPrivacy, listed, one_of
+from accounting.core.validation import (
+    LARGEST_DELTA,
+    InputError,
+    check_choice,
+    check_claimed_delta,
+    check_local,
+    delta_warning,
+)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -86,7 +94,7 @@ AllowLargeDelta = Annotated[
     OfPrivacy,
     RARE,
     Parameter(
-        help=f"Accept a delta of {deltas.LARGEST_DELTA} or more, which protects next "
+        help=f"Accept a delta of {LARGEST_DELTA} or more, which protects next "
         "to nothing."
     ),
 ]
@@ -103,7 +111,7 @@ def check_delta(delta: float | None, allow_large: bool) -> None:
       InputError: it is out of range.
     """
     if delta is not None:
-        deltas.check(delta, allow_large=allow_large)
+        check_claimed_delta(delta, allow_large=allow_large)
 
 
 def delta_options(delta: float | None, allow_large: bool) -> tuple[str, ...]:
@@ -119,5 +127,83 @@ def warn(delta: float | None, num_examples: int) -> None:
       delta: The delta of the claim; None if the user gave none.
       num_examples: Slots of the data set.
     """
-    if line := deltas.warning(delta, num_examples):
+    if line := delta_warning(delta, num_examples):
         print(line, file=sys.stderr)
+
+
+# -- dpsgd plan ------------------------------------------------------------------------
+
+Numbers = Annotated[tuple[float, ...] | None, listed(float)]
+Integers = Annotated[tuple[int, ...] | None, listed(int)]
+Samplers = Annotated[
+    tuple[str, ...],
+    listed(lambda text: check_choice("sampler", text, sampler_registry.names())),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Options of ``dpsgd plan``.
+
+    Attributes:
+      num_examples: Slots of the data set.
+      batch_size: Expected examples per step; gradients are divided by it.
+      delta: Should be well below 1/num-examples.
+      epochs: Passes over the data.
+      num_steps: Steps in all, in place of --epochs.
+      epsilon: Target; the answer is the noise multiplier.
+      noise_multiplier: Noise standard deviation over the clip norm; the answer is
+        epsilon.
+      sampler: One or several, separated by commas; all by default.
+      relation: Neighbouring relation; REPLACE_SPECIAL is zero-out.
+      max_examples_per_user: Largest number of examples of a user.
+      truncated_batch_size: Cap on the examples of a step; auto: the least of negligible
+        privacy cost.
+      bands: Banded noise of so many groups of examples, whose steps take turns; 1:
+        independent noise.  auto: by the rule, for --epsilon.  [default: also auto,
+        without --sampler]
+      sweep: Vary one parameter.  At given noise the answer is epsilon, or delta in a
+        sweep over epsilon.
+      values: Values of the swept parameter; needed with --sweep.
+      tan: Also show TAN's closed form of epsilon in a sweep at given noise.  A sweep
+        over noise-multiplier then holds the total noise: batches grow with the noise.
+      also_num_steps: Also show such a sweep at other numbers of steps, with the same
+        total noise.
+      of_runs: Of so many runs together, each on batches of its own.
+      runs: Instead, the price of the best of a search as good as N runs.
+      mix_width: Also show ModelMix, with these mixing widths over the learning rate.
+      linf_factor: Clip of ModelMix's coordinates: the clip norm over the square root of
+        P; 1 by default.
+      l2_norm_clip: Clip norm of ModelMix, the unit of its widths.
+      plot: Also draw the lines of --sweep, such as to a.png.
+    """
+
+    num_examples: int
+    batch_size: int
+    delta: Annotated[float, OfPrivacy]
+    allow_large_delta: AllowLargeDelta = False
+    epochs: int | None = None
+    num_steps: int | None = None
+    epsilon: Annotated[float | None, OfPrivacy] = None
+    noise_multiplier: Annotated[float | None, OfPrivacy] = None
+    of_runs: Annotated[int, OfPrivacy, Parameter(metavar="N")] = 1
+    max_examples_per_user: Annotated[int, OfPrivacy] = 1
+    sampler: Annotated[Samplers, Parameter(metavar="NAME,...")] = ()
+    relation: Annotated[Relation, RARE] = REPLACE_SPECIAL
+    truncated_batch_size: Cap = "auto"
+    bands: Annotated[Bands, RARE] = None
+    sweep: Annotated[
+        Literal[
+            "batch-size", "epsilon", "epochs", "delta", "noise-multiplier",
+            "num-steps", "num-examples", "max-examples-per-user",
+        ] | None,
+        Parameter(metavar="PARAMETER"),
+    ] = None  # fmt: skip
+    values: Annotated[Numbers, Parameter(metavar="V1,V2,...")] = None
+    tan: Annotated[bool, RARE] = False
+    also_num_steps: Annotated[Integers, RARE] = None
+    runs: Annotated[int | None, Parameter(metavar="N")] = None
+    mix_width: Annotated[Numbers, RARE] = None
+    linf_factor: Annotated[Integers, RARE] = None
+    l2_norm_clip: Annotated[float | None, RARE] = None
+    plot: Plot = None

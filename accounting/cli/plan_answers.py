@@ -19,10 +19,9 @@ from rich.table import Table
 
 from accounting import comparison
 from accounting.bands import best_bands
-from accounting.claims import selection
-from accounting.claims.selection import Price, Tuning
+from accounting.claims.selection import Tuning
 from accounting.cli import options
-from accounting.cli.plan_options import PlanOptions
+from accounting.cli.options import PlanOptions
 from accounting.comparison import (
     NOISE,
     TOTAL_NOISE_AXIS,
@@ -31,10 +30,10 @@ from accounting.comparison import (
     Question,
     Sweep,
 )
-from accounting.core import deltas, sampler_registry
 from accounting.core import plan as plans
+from accounting.core import sampler_registry
 from accounting.core.intervals import upper_text
-from accounting.core.validation import InputError, check_choice
+from accounting.core.validation import InputError, check_choice, check_claimed_delta
 
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem
@@ -59,6 +58,10 @@ _EXCLUSIVE = (
     *(
         ("runs", name, "a price is for one plan")
         for name in ("sweep", "mix_width", "of_runs")
+    ),
+    *(
+        ("runs", name, "the theorem of a search is for rows under zero-out")
+        for name in ("max_examples_per_user", "relation")
     ),
 )
 
@@ -86,11 +89,8 @@ def print_answers(asked: PlanOptions, *, as_json: bool) -> None:
     else:
         found = _comparison(question, asked)
     if as_json:
-        described = {
-            "question": dataclasses.asdict(question),
-            "neighboring_relation": question.neighboring_relation,
-        }
-        print(json.dumps({**described, **found.fields}, indent=2))
+        described = {"question": dataclasses.asdict(question), **found.fields}
+        print(json.dumps(described, indent=2))
         return
     print(found.heading)
     Console(markup=False).print(found.table)
@@ -213,45 +213,29 @@ def _theorems(asked: PlanOptions) -> dict[str, Theorem]:
 
 # -- tuning ----------------------------------------------------------------------------
 
-_RELEASED = {
-    selection.ONE: "one run",
-    selection.ALL: "all {runs} runs",
-    selection.BEST: "the best of a secret number of runs, {mean:.1f} expected",
-}
-
 
 def _tuning(question: Question, asked: PlanOptions, runs: int) -> _Found:
     sampler = (*asked.sampler, plans.TRUNCATED_POISSON)[0]
-    priced = Tuning(
-        plan=question.plan(sampler),
-        num_runs=runs,
-        delta=question.delta,
-        **question.unit,
-    )
-    noise, prices = question.noise_multiplier, list[Price]()
-    table = Table()
-    table.add_column("what is released")
-    table.add_column("noise" if noise is None else "epsilon", justify="right")
+    priced = Tuning(plan=question.plan(sampler), num_runs=runs, delta=question.delta)
     with _progress() as show:
-        for mode, released in _RELEASED.items():
-            show(f"tuning, {mode}")
-            if noise is not None:
-                price = priced.at_noise(mode, noise)
-            else:
-                assert question.epsilon is not None
-                price = priced.for_epsilon(mode, question.epsilon, show)
-            prices.append(price)
-            mean = 1.0 if price.runs is None else price.runs.mean
-            value = price.noise_multiplier if noise is None else price.epsilon
-            table.add_row(released.format(runs=runs, mean=mean), upper_text(value))
+        if question.noise_multiplier is not None:
+            price = priced.at_noise(question.noise_multiplier)
+        else:
+            assert question.epsilon is not None
+            price = priced.for_epsilon(question.epsilon, show)
+    table = Table()
+    for heading in ("noise of each run", "epsilon of the best", "expected runs"):
+        table.add_column(heading, justify="right")
+    noise, epsilon = upper_text(price.noise_multiplier), upper_text(price.epsilon)
+    table.add_row(noise, epsilon, f"{price.runs.mean:.1f}")
     return _Found(
-        fields={"sampler": sampler, "prices": [each.to_json() for each in prices]},
+        fields={"sampler": sampler, "price": price.to_json()},
         heading=f"{sampler}: {question.in_words()}",
         table=table,
-        note="The secret number tries a candidate of the best tenth as surely as "
-        f"{runs} runs do ({1 - 0.9**runs:.0%}).  Every run has its own batches and "
-        "keys, and scores are of other rows, public or with noise.  Runs on rows that "
-        "the released one does not use cost it nothing.",
+        note="The number of runs is secret, and only the best is released. It tries a "
+        f"candidate of the best tenth as surely as {runs} runs do "
+        f"({price.runs.success():.0%}). Every run has its own batches and keys, and "
+        "scores are of other rows, public or with noise.",
     )
 
 
@@ -262,7 +246,7 @@ def _sweep(question: Question, asked: PlanOptions, axis: str) -> _Found:
     values = comparison.check_values(axis, asked.values or ())
     if axis == "delta":
         for value in values:
-            deltas.check(value, allow_large=asked.allow_large_delta)
+            check_claimed_delta(value, allow_large=asked.allow_large_delta)
     if asked.plot is not None:
         from accounting import plots  # matplotlib, for this option alone
 
@@ -274,13 +258,14 @@ def _sweep(question: Question, asked: PlanOptions, axis: str) -> _Found:
         found = comparison.sweep(question, axis, lines, values=values, progress=show)
     if asked.plot is not None:
         plots.draw_sweep(found, asked.plot, tan=asked.tan)
-    swept = [
-        {
-            "name": line.name,
-            "points": [_point(axis, answer, asked.tan) for answer in answers],
-        }
-        for line, answers in zip(found.lines, found.answers, strict=True)
-    ]
+    swept = []
+    for line, answers in zip(found.lines, found.answers, strict=True):
+        points = [{"value": found.value(each), **each.to_json()} for each in answers]
+        if asked.tan:
+            for point, each in zip(points, answers, strict=True):
+                epsilon, eta = comparison.tan_epsilon(each), comparison.eta(each)
+                point["tan_estimate"] = {"epsilon": epsilon, "eta": eta}
+        swept.append({"name": line.name, "points": points})
     return _Found(
         fields={"sweep": axis, "lines": swept},
         heading=found.title,
@@ -291,15 +276,6 @@ def _sweep(question: Question, asked: PlanOptions, axis: str) -> _Found:
         if asked.tan
         else "",
     )
-
-
-def _point(axis: str, answer: Answer, tan: bool) -> dict[str, Any]:
-    value = getattr(answer.question, comparison.AXES[axis].field)
-    found = {"value": value, **answer.to_json()}
-    if tan:
-        epsilon, eta = comparison.tan_epsilon(answer), comparison.eta(answer)
-        found["tan_estimate"] = {"epsilon": epsilon, "eta": eta}
-    return found
 
 
 def _sweep_table(sweep: Sweep, tan: bool) -> Table:

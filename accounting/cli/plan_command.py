@@ -7,9 +7,9 @@ from typing import Annotated
 from accounting.cli.command import of_fields
 from accounting.cli.options import (
     Json,
+    PlanOptions,
     check_delta,
 )
-from accounting.cli.plan_options import PlanOptions
 
 
 def plan(*, asked: Annotated[PlanOptions, of_fields], as_json: Json = False) -> None:

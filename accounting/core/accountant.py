@@ -31,10 +31,15 @@ import dataclasses
 import math
 
 from accounting.core import sampler_registry
-from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.core.numerics import MOST_NOISE, log_ratio, round_up, threshold
+from accounting.core.numerics import (
+    LEAST_TIGHT_DELTA,
+    MOST_NOISE,
+    log_ratio,
+    round_up,
+    threshold,
+)
 from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
 from accounting.core.validation import InputError, check_float, check_int
 

@@ -21,11 +21,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from accounting.core import accountant, deltas, sampler_registry
+from accounting.core import accountant, sampler_registry
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import SAMPLERS, DpSgdPlan, together
-from accounting.core.validation import InputError, check_float
+from accounting.core.validation import (
+    InputError,
+    check_claimed_delta,
+    check_float,
+)
 
 #: Parts of the project outside of what a reviewer reads, and what a claim relies on
 #: them for.
@@ -102,17 +106,6 @@ class Theorem(Protocol):
           plan: Accepted by ``check_plan``.
           noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
           delta: In (0, 1).
-        """
-
-    def delta(
-        self, plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
-    ) -> Bounds:
-        """Returns bounds on delta at ``epsilon``: a point of the privacy profile.
-
-        Args:
-          plan: Accepted by ``check_plan``.
-          noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-          epsilon: At least 0.
         """
 
     def noise_multiplier(
@@ -213,15 +206,20 @@ def plan_of_all(plan: DpSgdPlan, of_runs: int, theorem: Theorem | None) -> DpSgd
     return together(plan, of_runs)
 
 
-def check_unit(theorem: Theorem, max_examples_per_user: int) -> None:
-    """Refuses a theorem that is not proven for the privacy unit.
+def check_unit(
+    theorem: Theorem,
+    max_examples_per_user: int,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> None:
+    """Refuses a theorem that is not proven for the privacy unit, or the relation.
 
     Args:
       theorem: The theorem of the training method.
       max_examples_per_user: k; above 1 the privacy unit is a user.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
-      InputError: the unit is a user, and the theorem is for one example.
+      InputError: the theorem is for one example, under zero-out.
     """
     if max_examples_per_user > 1:
         raise InputError(
@@ -229,21 +227,6 @@ def check_unit(theorem: Theorem, max_examples_per_user: int) -> None:
             f"{theorem.name}: its theorem is proven for one example. Omit it, or bound "
             "users to 1 example."
         )
-
-
-def _check_theorem(
-    theorem: Theorem,
-    l2_norm_clip: float | str | None,
-    neighboring_relation: str,
-    max_examples_per_user: int,
-) -> None:
-    # A theorem's parameters have the clip norm as their unit.
-    if theorem.l2_norm_clip != l2_norm_clip:
-        raise InputError(
-            f"Expected l2_norm_clip={l2_norm_clip!r} to be that of {theorem.name}, "
-            f"{theorem.l2_norm_clip!r}. Give both the clip norm of the run."
-        )
-    check_unit(theorem, max_examples_per_user)
     if neighboring_relation != REPLACE_SPECIAL:
         raise InputError(
             f"Expected neighboring_relation={neighboring_relation!r} to be "
@@ -274,7 +257,7 @@ def claim_of(
       l2_norm_clip: Bound on the L2 norm of one example's gradient, or "auto"; None to
         leave it out.  With ``theorem`` it must be the theorem's.
       theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
-      allow_large_delta: Whether to accept `deltas.LARGEST_DELTA` or more.
+      allow_large_delta: Whether to accept `LARGEST_DELTA` or more.
       neighboring_relation: One of `neighboring_relation.RELATIONS`; with ``theorem``
         only zero-out.
       max_examples_per_user: k; above 1 the privacy unit is a user.
@@ -285,13 +268,17 @@ def claim_of(
       InputError: a value out of range, a clip norm other than the theorem's, or a
         relation or number of runs that is not accounted for.
     """
-    deltas.check(delta, allow_large=allow_large_delta)
+    check_claimed_delta(delta, allow_large=allow_large_delta)
     if l2_norm_clip not in (None, AUTO_CLIP):
         check_float("l2_norm_clip", l2_norm_clip, above=0.0)  # type: ignore[arg-type]
     if theorem is not None:
-        _check_theorem(
-            theorem, l2_norm_clip, neighboring_relation, max_examples_per_user
-        )
+        check_unit(theorem, max_examples_per_user, neighboring_relation)
+        # A theorem's parameters have the clip norm as their unit.
+        if theorem.l2_norm_clip != l2_norm_clip:
+            raise InputError(
+                f"Expected l2_norm_clip={l2_norm_clip!r} to be that of {theorem.name}, "
+                f"{theorem.l2_norm_clip!r}. Give both the clip norm of the run."
+            )
     of_all = plan_of_all(plan, of_runs, theorem)
     asked: Any = {"noise_multiplier": noise_multiplier, "delta": delta}
     if theorem is None:

@@ -12,7 +12,7 @@ zero-out, and truncated Poisson sampling of at most ``num_examples`` examples.
 
 Replace-one (``REPLACE_ONE``): an example is replaced by any other.  Accounted for:
 Poisson sampling and deterministic batches.  For the other samplers, group privacy
-applies to a group of two under zero-out: `composition.group_epsilon`.
+applies to a group of two under zero-out: `profiles.group_epsilon`.
 
 For users with several examples, zero-out is accounted for by deterministic, Poisson and
 truncated Poisson batches, add-or-remove by the last two.
@@ -62,26 +62,13 @@ SAME_NUMBER = "both data sets have num_examples examples, and that number is pub
 #: Largest k with bounds of its own, since their cost grows with k.
 MOST_EXAMPLES_PER_USER = 50
 _GROUP = (
-    "In Python, accounting.composition.group_epsilon bounds it by groups, under "
-    "zero-out."
+    "In Python, accounting.profiles.group_epsilon bounds it by groups, under zero-out."
 )
 _NO_REPLACE_ONE = (
     "two real examples differ by twice the clip norm; in Python, "
-    "accounting.composition.group_epsilon with group_size=2 bounds it by groups "
+    "accounting.profiles.group_epsilon with group_size=2 bounds it by groups "
     "under zero-out"
 )
-
-
-def _reason(sampler: str, neighboring_relation: str) -> str | None:
-    """Returns why the relation is refused, or None if it is accounted for."""
-    brought = sampler_registry.get(sampler)
-    if neighboring_relation in brought.relations:
-        return None
-    if neighboring_relation in brought.refusals:
-        return brought.refusals[neighboring_relation]
-    if neighboring_relation == REPLACE_ONE:
-        return _NO_REPLACE_ONE
-    return "its bounds are not proven under this relation"
 
 
 def is_supported(
@@ -94,38 +81,28 @@ def is_supported(
       neighboring_relation: One of ``RELATIONS``.
       max_examples_per_user: k, at least 1; above 1 the privacy unit is a user.
     """
-    if _reason(sampler, neighboring_relation) is not None:
+    try:
+        brought(sampler, neighboring_relation, max_examples_per_user)
+    except InputError:
         return False
-    found = _under(sampler, neighboring_relation)
-    return max_examples_per_user == 1 or found.users is not None
+    return True
 
 
-def _under(sampler: str, neighboring_relation: str) -> sampler_registry.Sampler:
-    found = sampler_registry.get(sampler)
-    return found.under.get(neighboring_relation, found)
-
-
-def check_relation(sampler: str, neighboring_relation: str) -> str:
-    """Returns ``neighboring_relation`` if ``sampler`` is accounted for under it.
-
-    Args:
-      sampler: Name of a registered sampler.
-      neighboring_relation: One of ``RELATIONS``.
-
-    Raises:
-      InputError: the relation is not accounted for; the message says why.
-    """
+def _check_relation(sampler: str, neighboring_relation: str) -> None:
+    """Refuses, with the reason, a relation that a sampler is not accounted for."""
     check_choice("neighboring_relation", neighboring_relation, RELATIONS)
-    reason = _reason(sampler, neighboring_relation)
-    if reason is not None:
-        proven = " or ".join(
-            repr(name) for name in sampler_registry.get(sampler).relations
-        )
-        raise InputError(
-            f"Expected neighboring_relation={neighboring_relation!r} to be "
-            f"{proven or 'one that is proven'} for sampler={sampler!r}: {reason}."
-        )
-    return neighboring_relation
+    found = sampler_registry.get(sampler)
+    if neighboring_relation in found.relations:
+        return
+    usual = "its bounds are not proven under this relation"
+    if neighboring_relation == REPLACE_ONE:
+        usual = _NO_REPLACE_ONE
+    reason = found.refusals.get(neighboring_relation, usual)
+    proven = " or ".join(map(repr, found.relations)) or "one that is proven"
+    raise InputError(
+        f"Expected neighboring_relation={neighboring_relation!r} to be {proven} for "
+        f"sampler={sampler!r}: {reason}."
+    )
 
 
 def brought(
@@ -143,7 +120,7 @@ def brought(
     Raises:
       InputError: the sampler is not accounted for under the relation, or for users.
     """
-    check_relation(sampler, neighboring_relation)
+    _check_relation(sampler, neighboring_relation)
     count = check_int(
         "max_examples_per_user",
         max_examples_per_user,
@@ -151,7 +128,8 @@ def brought(
         at_most=MOST_EXAMPLES_PER_USER,
         remedy=_GROUP,
     )
-    found = _under(sampler, neighboring_relation)
+    found = sampler_registry.get(sampler)
+    found = found.under.get(neighboring_relation, found)
     if count == 1:
         return found
     if found.users is None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SMALLEST = 5e-324
+#: Below this delta bounds are safe, but not tight: Chernoff's.
+LEAST_TIGHT_DELTA = 1e-20
 
 
 def threshold(

@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -124,47 +123,31 @@ class DpSgdPlan:
                 f"Expected num_epochs={self.num_epochs} to divide "
                 f"num_steps={self.num_steps}."
             )
-        self._check_truncation()
-        self._check_bands()
+        self._check_of_sampler()
 
-    def _check_truncation(self) -> None:
-        least, most = self.expected_batch_size, self.num_examples
-        remedy = f"Give --truncated-batch-size from {least} to {most}, or auto."
-        is_needed = rules(self.sampler).truncates
-        if self._has("truncated_batch_size", is_needed, TRUNCATED_POISSON, remedy):
-            size = self.truncated_batch_size or 0
-            asked = "truncated_batch_size", size
-            check_int(*asked, at_least=least, at_most=most, remedy=remedy)
-
-    def _check_bands(self) -> None:
-        instead = f"take --sampler {TRUNCATED_POISSON}."
-        remedy = f"Give --bands, 2 to {MOST_BANDS}, or {instead}"
-        if self._has("bands", rules(self.sampler).cyclic, CYCLIC_POISSON, remedy):
-            bands, most = self.bands or 0, self.num_examples // self.expected_batch_size
-            check_int("bands", bands, at_least=2, at_most=MOST_BANDS, remedy=remedy)
-            remedy = (
-                "A step expects no more examples than one of so many groups has. "
-                f"Lower --batch-size or --bands, or {instead}"
-            )
-            check_int("bands", bands, at_most=most, remedy=remedy)
-
-    def _has(self, name: str, is_needed: bool, other: str, remedy: str) -> bool:
-        """Whether a field is given; refuses it where the sampler's plans lack it."""
-        value = getattr(self, name)
-        if value is None and not is_needed:
-            return False
-        if not is_needed:
-            raise InputError(
-                f"Expected {name}={value!r} to be None for sampler={self.sampler!r}. "
-                f"Omit it, or take --sampler {other}."
-            )
-        if value is None:
-            raise InputError(
-                f"Expected {name}=None to be an integer for sampler={self.sampler!r}. "
-                f"{remedy}"
-            )
-        check_int(name, value, remedy=remedy)
-        return True
+    def _check_of_sampler(self) -> None:
+        """Refuses a missing field of the sampler's plans, and one of other samplers."""
+        found, least = rules(self.sampler), self.expected_batch_size
+        # A step of bands expects no more examples than one of so many groups has.
+        most = min(MOST_BANDS, self.num_examples // least)
+        instead = f"or take --sampler {TRUNCATED_POISSON}"
+        for name, is_needed, other, bounds, remedy in (
+            ("truncated_batch_size", found.truncates, TRUNCATED_POISSON,
+             (least, self.num_examples), "or auto"),
+            ("bands", found.cyclic, CYCLIC_POISSON, (2, most), instead),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if is_needed:
+                option = f"--{name.replace('_', '-')}"
+                remedy = f"Give {option} from {bounds[0]} to {bounds[1]}, {remedy}."
+                check_int(
+                    name, value, at_least=bounds[0], at_most=bounds[1], remedy=remedy
+                )
+            elif value is not None:
+                raise InputError(
+                    f"Expected {name}={value!r} to be None for "
+                    f"sampler={self.sampler!r}. Omit it, or take --sampler {other}."
+                )
 
     @property
     def sampling_probability(self) -> Fraction:
@@ -203,12 +186,18 @@ class DpSgdPlan:
     @property
     def largest_batch_size(self) -> int | None:
         """Largest possible number of examples in a step; None if it has no bound."""
-        return rules(self.sampler).largest_batch_size(self)
+        if rules(self.sampler).equal_batches:
+            return -(-self.num_examples // self.steps_per_epoch)
+        return self.truncated_batch_size
 
     @property
     def num_shuffles(self) -> int:
-        """Number of uniformly random orders of all rows that a run draws."""
-        return rules(self.sampler).num_shuffles(self)
+        """Number of uniformly random orders of all rows that a run draws.
+
+        Epoch e uses order ``e % num_shuffles``.
+        """
+        shuffles = rules(self.sampler).shuffles
+        return {None: 0, PER_RUN: 1, PER_EPOCH: self.num_epochs}[shuffles]
 
     @functools.cached_property  # every stream of a job asks for it
     def fingerprint(self) -> str:
@@ -298,18 +287,13 @@ def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
     return dataclasses.replace(plan, num_steps=steps, num_epochs=epochs)
 
 
-def goes_through_epochs(sampler: str) -> bool:
-    """Whether a sampler uses every example once in every epoch."""
-    return rules(sampler).once_per_epoch
-
-
 def check_epochs(plan: DpSgdPlan) -> None:
     """Refuses a plan whose epochs cannot use every example once, where they have to.
 
     Raises:
       InputError: the number of steps of an epoch is not n/b to the nearest integer.
     """
-    if not goes_through_epochs(plan.sampler):
+    if not rules(plan.sampler).once_per_epoch:
         return
     needed = steps_per_epoch(plan.num_examples, plan.expected_batch_size)
     if plan.steps_per_epoch != needed:
@@ -423,75 +407,38 @@ def steps_and_epochs(
 # -- what plans of each sampler must satisfy -------------------------------------------
 
 
-def by_chance(plan: DpSgdPlan) -> None:
-    """Returns None: rows are chosen independently, and batch sizes are unbounded."""
-    del plan
-
-
-def equal_batches(plan: DpSgdPlan) -> int:
-    """Returns the largest batch of an epoch cut into steps of nearly equal sizes."""
-    return -(-plan.num_examples // plan.steps_per_epoch)
-
-
-def truncated_batches(plan: DpSgdPlan) -> int | None:
-    """Returns the plan's cap on the examples of a step."""
-    return plan.truncated_batch_size
-
-
-def no_shuffle(plan: DpSgdPlan) -> int:
-    """Returns 0: no order is drawn over all rows together."""
-    del plan
-    return 0
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanRules:
     """Properties of a sampler that its plans depend on.
 
     Attributes:
       once_per_epoch: Whether every example is in exactly one step of each epoch.
-      largest_batch_size: Plan -> largest possible number of examples in a step; None
-        if it has no bound.
+      equal_batches: Whether an epoch is cut into steps of nearly equal sizes.
       truncates: Whether the plan must have a ``truncated_batch_size``.
       cyclic: Whether the plan must have ``bands``: an example is in steps of its group
         alone, every ``bands`` steps.
-      num_shuffles: Plan -> number of uniformly random orders of all rows that a run
-        draws and cuts into steps; epoch e uses order ``e % num_shuffles``.  0 without
-        shuffling.
+      shuffles: When a run draws a uniformly random order of all rows that it cuts into
+        steps: ``PER_RUN``, ``PER_EPOCH`` or, without shuffling, None.
       composes: Whether runs that sample each by itself have, one after another, the law
         of one run of all their epochs: no draw of a run is used in two epochs.
     """
 
     once_per_epoch: bool
-    largest_batch_size: Callable[[DpSgdPlan], int | None]
+    equal_batches: bool = False
     truncates: bool = False
     cyclic: bool = False
-    num_shuffles: Callable[[DpSgdPlan], int] = no_shuffle
+    shuffles: str | None = None
     composes: bool = False
 
 
-def _once_per_run(plan: DpSgdPlan) -> int:
-    del plan
-    return 1
-
-
-def _once_per_epoch(plan: DpSgdPlan) -> int:
-    return plan.num_epochs
-
-
-_BY_CHANCE = PlanRules(
-    once_per_epoch=False, largest_batch_size=by_chance, composes=True
-)
-_CAPPED = dataclasses.replace(
-    _BY_CHANCE, largest_batch_size=truncated_batches, truncates=True
-)
-_EQUAL = PlanRules(once_per_epoch=True, largest_batch_size=equal_batches, composes=True)
+PER_RUN, PER_EPOCH = "run", "epoch"
+_BY_CHANCE = PlanRules(once_per_epoch=False, composes=True)
+_CAPPED = dataclasses.replace(_BY_CHANCE, truncates=True)
+_EQUAL = PlanRules(once_per_epoch=True, equal_batches=True, composes=True)
 _RULES = {
     DETERMINISTIC: _EQUAL,
-    PERSISTENT_SHUFFLE: dataclasses.replace(
-        _EQUAL, num_shuffles=_once_per_run, composes=False
-    ),
-    DYNAMIC_SHUFFLE: dataclasses.replace(_EQUAL, num_shuffles=_once_per_epoch),
+    PERSISTENT_SHUFFLE: dataclasses.replace(_EQUAL, shuffles=PER_RUN, composes=False),
+    DYNAMIC_SHUFFLE: dataclasses.replace(_EQUAL, shuffles=PER_EPOCH),
     POISSON: _BY_CHANCE,
     TRUNCATED_POISSON: _CAPPED,
     BALLS_AND_BINS: dataclasses.replace(_BY_CHANCE, once_per_epoch=True),

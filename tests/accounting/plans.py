@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
+
 from accounting import lower_bounds
 from accounting.core import accountant
 from accounting.core.intervals import Bounds
@@ -60,3 +63,35 @@ def delta_bounds(
         return found
     lower = lower_bounds.delta_of(plan, **asked)
     return dataclasses.replace(found, lower=lower)
+
+
+def composed(
+    pair: tuple[np.ndarray, np.ndarray],
+    num_steps: int,
+    delta: float,
+    interval: float = 1e-4,
+) -> tuple[float, float]:
+    """Returns dp_accounting's epsilon of steps of a pair, from below and from above.
+
+    Args:
+      pair: Masses of both members in the same cells, each of shape (cells,).
+      num_steps: T.
+      delta: In (0, 1).
+      interval: Spacing of its grid of losses.
+    """
+    kept = (pair[0] > 1e-300) & (pair[1] > 1e-300)
+    logs = [dict(enumerate(np.log(member[kept]))) for member in pair]
+    below, above = (
+        max(
+            privacy_loss_distribution.from_two_probability_mass_functions(
+                *members,
+                pessimistic_estimate=upwards,
+                value_discretization_interval=interval,
+            )
+            .self_compose(num_steps)
+            .get_epsilon_for_delta(delta)
+            for members in (logs, logs[::-1])
+        )
+        for upwards in (False, True)
+    )
+    return below, above

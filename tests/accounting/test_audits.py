@@ -11,7 +11,7 @@ from scipy import stats
 
 from accounting import audits
 from accounting.audits import AuditedClaim, ClaimedProfile
-from accounting.core.pld.gaussian import gaussian_delta, gaussian_epsilon
+from accounting.core.pld.dominating_pairs import gaussian_delta, gaussian_epsilon
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
 
@@ -94,35 +94,6 @@ def test_no_cherry_picking(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, counted = (set(np.concatenate(part)) for part in seen.values())
     assert len(chosen) == len(counted) == 200
     assert not chosen & counted
-
-
-def test_power_on_the_exact_gaussian() -> None:
-    """The bound comes near what the best threshold gives at the expected errors.
-
-    Each use has a quarter of the trials of either world.  At counts five standard
-    deviations worse than expected, which no threshold has with probability 1e-5, the
-    best threshold still gives ``pessimistic``; choosing it from as many trials may cost
-    a fifth of that.
-    """
-    noise, trials = 1.0, 100_000
-    claim = audits.claim(GAUSSIAN, noise, DELTA)
-    threshold = np.linspace(-3, 6, 300)
-    quarter = trials // 4
-
-    def counts(rate: np.ndarray) -> np.ndarray:
-        worse = quarter * rate + 5 * np.sqrt(quarter * rate)
-        return np.minimum(np.ceil(worse), quarter)
-
-    error = (1 - 0.95) / 6  # three tests of two rates
-    fpr, fnr = (
-        audits.upper_rate(counts(rate), quarter, error)
-        for rate in (stats.norm.sf(threshold), stats.norm.cdf(threshold - 1))
-    )
-    pessimistic = np.max(audits.epsilon_bound(fpr, fnr, DELTA))
-    assert pessimistic > 0.3 * claim.epsilon
-    verdict = audits.judge(claim, *_scores(noise, trials), confidence=0.95)
-    assert verdict.findings[-1].epsilon_lower_bound > 0.8 * pessimistic
-    assert not verdict.violated
 
 
 def test_half_the_noise_is_found() -> None:

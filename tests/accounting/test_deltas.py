@@ -1,8 +1,7 @@
-"""Guarantees of accounting.core.deltas: what a delta is worth, said and enforced."""
+"""What a delta is worth: said, and enforced."""
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from accounting import statement
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
-from tests.command_line import invoke
 from trainer.settings.train_settings import TrainSettings
 
 NUM_EXAMPLES = 600
@@ -42,25 +40,3 @@ def test_a_statement_at_one_over_n_says_that_it_protects_next_to_nothing(
     # What no guarantee is claimed for needs no second warning.
     none = statement.privacy_statement(PLAN, noise_multiplier=0.0, delta=delta)
     assert none.claim.startswith("No guarantee")
-
-
-PLAN_FLAGS = ["--num-examples=600", "--batch-size=60", "--epochs=1"]
-
-
-@pytest.mark.parametrize(("delta", "warned"), [("0.005", True), ("1e-4", False)])
-def test_plan_and_batches_warn_at_one_over_n(
-    delta: str, warned: bool, tmp_path: pathlib.Path
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"a": list(range(600))}), tmp_path / "a.parquet")
-    for arguments in (
-        ["plan", *PLAN_FLAGS, "--epsilon=2", "--sampler=poisson", "--json"],
-        ["batches", f"--input={tmp_path / 'a.parquet'}",
-         f"--out={tmp_path / 'out'}", "--dry-run", *PLAN_FLAGS[1:], "--json"],
-    ):  # fmt: skip
-        result = invoke([*arguments, f"--delta={delta}"])
-        assert result.exit_code == 0, result.output
-        assert ("next to nothing" in result.stderr) == warned
-        assert "next to nothing" not in result.stdout

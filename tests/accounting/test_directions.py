@@ -5,7 +5,7 @@ The profile of a run, of which selections are bounded, has both.
 
 import pytest
 
-from accounting import composition
+from accounting import profiles
 from accounting.core import accountant
 from accounting.core.pld.privacy_profile import StepsProfile
 from accounting.core.samplers import poisson
@@ -32,7 +32,7 @@ def test_poisson_agrees_with_both_of_dp_accountings(epsilon):
 
 def test_adding_without_noise_by_hand():
     # Absent from all 2 steps with probability 0.9^2: 1 - e^epsilon 0.81, at least 0.
-    run = composition.run(make_plan("poisson", 100, 10, 2), 0.0)
+    run = profiles.run(make_plan("poisson", 100, 10, 2), 0.0)
     assert run.deltas(0.1) == pytest.approx((0.19, 1 - 1.1051709180756477 * 0.81))
     assert run.deltas(1.0)[1] == 0.0
 

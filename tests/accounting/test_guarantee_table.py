@@ -2,7 +2,7 @@
 
     python -m tests.accounting.test_guarantee_table
 
-writes it anew.  What others say needs dp-accounting 0.6; otherwise it is kept.
+writes it anew.  What others say is kept where the installed dp_accounting is not asked.
 """
 
 from __future__ import annotations

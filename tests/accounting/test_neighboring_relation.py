@@ -4,16 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
-from accounting import composition, statement
-from accounting.claims.model_mix import Mixing
+from accounting import profiles
 from accounting.core import accountant, neighboring_relation
 from accounting.core.plan import SAMPLERS, DpSgdPlan
-from accounting.core.pld import gaussian
+from accounting.core.pld import dominating_pairs
 from accounting.core.validation import InputError
-from tests.accounting.plans import delta_bounds, make_plan
+from tests.accounting.plans import composed, delta_bounds, make_plan
 from tests.sampler_fields import needed
 
 ADD_OR_REMOVE = {"neighboring_relation": neighboring_relation.ADD_OR_REMOVE_ONE}
@@ -75,16 +73,6 @@ def test_replace_one_is_refused_with_a_remedy(small_plan, sampler, entry):
         entry(make(small_plan, sampler), **REPLACE)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_what_is_supported_is_what_is_not_refused(sampler):
-    for relation in neighboring_relation.RELATIONS:
-        if neighboring_relation.is_supported(sampler, relation):
-            assert neighboring_relation.check_relation(sampler, relation) == relation
-        else:
-            with pytest.raises(InputError):
-                neighboring_relation.check_relation(sampler, relation)
-
-
 def published_epsilon(plan, relation):
     return accountant.epsilon(plan, noise_multiplier=1.1, delta=1e-5, **relation)
 
@@ -99,9 +87,7 @@ def test_published_epsilon_of_poisson_under_replace_one():
     plan = DpSgdPlan(sampler="poisson", **PUBLISHED)
     found = published_epsilon(plan, REPLACE).guarantee
     assert 2.477 < found < 2.4785
-    group = composition.group_epsilon(
-        plan, noise_multiplier=1.1, delta=1e-5, group_size=2
-    )
+    group = profiles.group_epsilon(plan, noise_multiplier=1.1, delta=1e-5, group_size=2)
     assert group == pytest.approx(3.420, abs=1e-3)
 
 
@@ -109,18 +95,9 @@ def test_poisson_under_replace_one_is_what_dp_accounting_composes(small_plan):
     """Both members of the pair cut into cells, which dp_accounting composes."""
     edges = np.concatenate(([-np.inf], np.linspace(-6, 6, 1201), [np.inf]))
     masses = {mean: np.diff(special.ndtr(edges - mean)) for mean in (-1, 0, 1)}
-    pair = [0.99 * masses[0] + 0.01 * masses[mean] for mean in (-1, 1)]
+    one, other = (0.99 * masses[0] + 0.01 * masses[mean] for mean in (-1, 1))
     # Losses are rounded up, or down, by 1e-5 in each of 200 steps.
-    low, high = (
-        privacy_loss_distribution.from_two_probability_mass_functions(
-            *(dict(enumerate(np.log(member))) for member in pair),
-            pessimistic_estimate=upwards,
-            value_discretization_interval=1e-5,
-        )
-        .self_compose(200)
-        .get_epsilon_for_delta(1e-5)
-        for upwards in (False, True)
-    )
+    low, high = composed((one, other), 200, 1e-5, interval=1e-5)
     plan = small_plan("poisson")
     ours = accountant.epsilon(plan, noise_multiplier=1.0, delta=1e-5, **REPLACE)
     assert low * 0.9999 <= ours.guarantee <= high
@@ -165,20 +142,9 @@ def test_bounds_under_replace_one_enclose(sampler, size, noise, epsilon):
     answer = delta_bounds(plan, noise_multiplier=noise, epsilon=epsilon, **REPLACE)
     assert 0.0 <= answer.lower <= answer.guarantee <= 1.0
     # Subsampling does not hurt, nor does it to hide the steps of the example.
-    assert answer.guarantee <= gaussian.gaussian_delta(
+    assert answer.guarantee <= dominating_pairs.gaussian_delta(
         noise / 2 / math.sqrt(3), epsilon
     )
     assert answer.guarantee <= (1 - (1 - size / 100) ** 3) * (1 + 1e-12)
     if noise == 1.0 and answer.guarantee > 1e-15:
         assert answer.guarantee <= 1.001 * answer.lower
-
-
-def test_a_statement_of_another_relation_is_refused_where_it_is_not_proven(small_plan):
-    arguments = {"noise_multiplier": 1.0, "delta": 1e-5, **REPLACE}
-    with pytest.raises(InputError, match="group_size=2"):
-        statement.privacy_statement(small_plan("balls-and-bins"), **arguments)
-    mixing = Mixing(mix_width=0.2, l2_norm_clip=1.0)
-    with pytest.raises(InputError, match="Mix: its theorem is proven for zero-out"):
-        statement.privacy_statement(
-            small_plan("poisson"), theorem=mixing, l2_norm_clip=1.0, **arguments
-        )

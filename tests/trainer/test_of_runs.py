@@ -15,7 +15,7 @@ import pytest
 from accounting.core import accountant
 from accounting.core.intervals import upper_text
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld.gaussian import gaussian_noise
+from accounting.core.pld.dominating_pairs import gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.core.users import Bounded
 from tests.command_line import invoke

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accounting import cross_check, trade_off
-from accounting.core import deltas
+from accounting import cross_check, profiles
 from accounting.core.claim import AUTO_CLIP, plan_of_all
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, check_claimed_delta
+from accounting.profiles import TradeOff
 from accounting.statement import PrivacyStatement
-from accounting.trade_off import TradeOff
 from pipelines.batches.folder import read_certificate
 from trainer.core.run.run_record import read_run
 from trainer.report.run_files import read_finished
@@ -40,7 +39,6 @@ class Asked:
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       cross_check: Whether to add the epsilon of other software.
       trade_off: Whether to add error rates of membership tests.
-      plot: Where to draw the trade-off; None to draw nothing.
       relation: Neighbouring relation; None for zero-out.
       max_examples_per_user: k of the claim; None for 1.
     """
@@ -49,15 +47,8 @@ class Asked:
     allow_large_delta: bool = False
     cross_check: bool = False
     trade_off: bool = False
-    plot: Path | None = None
     relation: str | None = None
     max_examples_per_user: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.plot is not None:
-            from accounting import plots  # matplotlib, for this option alone
-
-            plots.check_path(self.plot)
 
     @property
     def claim(self) -> dict[str, Any]:
@@ -113,10 +104,10 @@ def of_runs(runs: Sequence[Path], asked: Asked) -> Said:
       InputError: a run is refused or named twice, runs share batches, the units
         differ, or the deltas add up to a large one.
     """
-    if asked.cross_check or asked.trade_off or asked.plot is not None:
+    if asked.cross_check or asked.trade_off:
         raise InputError(
-            "Expected no --cross-check, --trade-off or --plot of several runs: they "
-            "are of one. Omit them, or name one run."
+            "Expected no --cross-check or --trade-off of several runs: they are of "
+            "one. Omit them, or name one run."
         )
     if len({run.resolve() for run in runs}) < len(runs):
         raise InputError("Expected each run once. Omit the second.")
@@ -138,7 +129,7 @@ def of_runs(runs: Sequence[Path], asked: Asked) -> Said:
     shares = [(-(-count // key[2]), key) for key, count in declared.items()]
     epsilon = sum(times * key[0] for times, key in shares)
     delta = sum(times * key[1] for times, key in shares)
-    deltas.check(delta, allow_large=asked.allow_large_delta)
+    check_claimed_delta(delta, allow_large=asked.allow_large_delta)
     units = {(f["privacy_unit"], f["neighboring_relation"]) for f in each.values()}
     if len(units) > 1:
         raise InputError(
@@ -217,14 +208,10 @@ def _method(given: dict[str, Any], clip: float | None) -> tuple[str, dict[str, A
 
 def _said(statement: PrivacyStatement, asked: Asked) -> Said:
     fields, text = statement.to_json(), statement.to_text().rstrip("\n")
-    if asked.trade_off or asked.plot is not None:
+    if asked.trade_off:
         found = _trade_off(statement)
-        fields["trade_off"] = found.to_json(trade_off.CURVE_RATES)
+        fields["trade_off"] = found.to_json(profiles.CURVE_RATES)
         text += f"\n{_table(found)}"
-    if asked.plot is not None:
-        from accounting import plots  # matplotlib, for this option alone
-
-        plots.draw_trade_off(found, statement.claim, asked.plot)
     if asked.cross_check:
         opinion = cross_check.second_opinion(
             statement.plan_of_all,
@@ -242,7 +229,7 @@ def _trade_off(statement: PrivacyStatement) -> TradeOff:
     if statement.theorem is not None:
         # Only the claim itself is proven.
         return statement.trade_off or TradeOff(())
-    return trade_off.trade_off(
+    return profiles.trade_off(
         statement.plan_of_all,
         noise_multiplier=statement.noise_multiplier,
         neighboring_relation=statement.neighboring_relation,
@@ -253,7 +240,7 @@ def _trade_off(statement: PrivacyStatement) -> TradeOff:
 def _table(found: TradeOff) -> str:
     mu = "" if found.mu is None else f"; {upper_text(found.mu)}-GDP"
     lines = [f"  trade-off   wrong about unused -> right about used, at most{mu}"]
-    for rate in trade_off.CURVE_RATES:
-        most = trade_off.percent_up(found.true_positive_rate(rate))
+    for rate in profiles.CURVE_RATES:
+        most = profiles.percent_up(found.true_positive_rate(rate))
         lines.append(f"    {100 * rate:9.2g} % -> {most}")
     return "\n".join(lines)

@@ -13,7 +13,6 @@ from accounting.cli.options import (
     AllowLargeDelta,
     Json,
     LocalPath,
-    Plot,
     Relation,
     Sampler,
     check_delta,
@@ -118,7 +117,6 @@ def account(
     relation: Annotated[Relation | None, RARE] = None,
     cross_check: bool = False,
     trade_off: bool = False,
-    plot: Plot = None,
     as_json: Json = False,
     **of_method: str,
 ) -> None:
@@ -141,7 +139,6 @@ def account(
       relation: Neighbouring relation.  [default: zero-out]
       cross_check: Also state the epsilon by dp_accounting, and the event it is of.
       trade_off: Also bound the error rates of membership tests.
-      plot: Also draw the trade-off, such as to a.png.
       of_method: Settings of a method with an accounting of its own: --mix-width,
         --linf-factor.
     """
@@ -153,7 +150,6 @@ def account(
         allow_large_delta=asked.allow_large_delta,
         cross_check=cross_check,
         trade_off=trade_off,
-        plot=plot,
         relation=relation,
         max_examples_per_user=max_examples_per_user,
     )

@@ -34,8 +34,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from accounting.core import deltas
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, delta_warning
 from pipelines.core.files.locks import locked
 from pipelines.files.outputs import check_folder, usable_folder
 from trainer.experiments.comparison_runs import (
@@ -463,7 +462,7 @@ def compare(settings: ComparisonSettings, say: Say = silent) -> Comparison:
     num_examples = dataset.num_examples
     check_plans(settings, num_examples)
     for delta in settings.deltas:
-        if warning := deltas.warning(delta, num_examples):
+        if warning := delta_warning(delta, num_examples):
             say(warning)
     cases, notes = find_cases(settings, num_examples, say, dataset.bounded)
     for note in notes:

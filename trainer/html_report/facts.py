@@ -27,11 +27,12 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from accounting.core import deltas, sampler_registry
+from accounting.core import sampler_registry
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan, steps_and_epochs
+from accounting.core.validation import LARGEST_DELTA
+from accounting.profiles import RATES
 from accounting.statement import PrivacyStatement
-from accounting.trade_off import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
 from pipelines.core.users import Bounded
@@ -128,7 +129,7 @@ def _delta_flags(record: RunRecord, statement: PrivacyStatement) -> str:
 
 
 def _allowance(statement: PrivacyStatement) -> str:
-    large = statement.delta >= deltas.LARGEST_DELTA
+    large = statement.delta >= LARGEST_DELTA
     return " --allow-large-delta" if large else ""
 
 

@@ -25,8 +25,8 @@ from typing import Any
 import jinja2
 
 from accounting.core.claim import RELIANCES
+from accounting.profiles import percent_up
 from accounting.statement import CERTIFIED, EVALUATION
-from accounting.trade_off import percent_up
 from pipelines.files.outputs import check_new, output_file
 from pipelines.files.storage import StrPath
 from trainer.core import claim_names

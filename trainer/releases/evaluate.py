@@ -63,7 +63,7 @@ from accounting.core.neighboring_relation import (
     NAMES,
     REPLACE_SPECIAL,
 )
-from accounting.core.pld.gaussian import gaussian_noise
+from accounting.core.pld.dominating_pairs import gaussian_noise
 from accounting.core.validation import InputError, check_float, header
 from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
 from pipelines.core.batches.manifest import Manifest

@@ -39,11 +39,15 @@ from typing import Any
 
 import numpy as np
 
-from accounting.core import deltas
 from accounting.core.intervals import upper_text
 from accounting.core.plan import MOST_RUNS
-from accounting.core.pld.gaussian import gaussian_noise
-from accounting.core.validation import InputError, check_float, check_int
+from accounting.core.pld.dominating_pairs import gaussian_noise
+from accounting.core.validation import (
+    InputError,
+    check_claimed_delta,
+    check_float,
+    check_int,
+)
 from pipelines.core.users import ROWS as ROWS_SAMPLED
 from pipelines.core.users import Bounded
 from pipelines.files.outputs import check_new, output_file
@@ -259,7 +263,7 @@ def statistics(
       InputError: name, value, bound, remedy.
     """
     check_float("epsilon", epsilon, above=0)
-    deltas.check(delta, allow_large=allow_large_delta)
+    check_claimed_delta(delta, allow_large=allow_large_delta)
     check_int("of_runs", of_runs, at_least=1, at_most=MOST_RUNS)
     path = pathlib.Path(out)
     check_new(path)

@@ -39,9 +39,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from accounting import composition
+from accounting import profiles
 from accounting.claims.selection import (
-    BEST,
     NumberOfRuns,
     Tuning,
     law_of,
@@ -50,7 +49,7 @@ from accounting.claims.selection import (
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld.gaussian import gaussian_noise
+from accounting.core.pld.dominating_pairs import gaussian_noise
 from accounting.core.validation import InputError, check_float, header
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME, read_checksums
 from pipelines.core.files.locks import LOCK_NAME, in_use, locked
@@ -322,10 +321,9 @@ def _priced(
     epsilon, delta = asked["candidates"][0]["target_epsilon"], of_runs.delta
     of_score, delta_of_score = asked["epsilon_of_score"], asked["delta_of_score"]
     say(f"{len(asked['candidates'])} candidates; computing the noise of each run")
-    found = of_runs.for_epsilon(BEST, epsilon, say)
-    assert found.runs is not None  # of `BEST`
+    found = of_runs.for_epsilon(epsilon, say)
     noise = noise_of_best(
-        composition.gaussian,
+        profiles.gaussian,
         found.runs,
         epsilon=of_score,
         delta=delta_of_score,
@@ -333,11 +331,9 @@ def _priced(
         say=lambda text: say(f"score: {text}"),
     )
     price = {
-        "epsilon": found.epsilon,
+        **found.to_json(),
         "delta": delta,
-        "noise_multiplier": found.noise_multiplier,
         "noise_of_score": noise,
-        **found.to_json()["number_of_runs"],
     }
     both = max(found.epsilon, of_score)
     claim = (

@@ -24,10 +24,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting import statement
-from accounting.core import accountant, claim, deltas
+from accounting.core import accountant, claim
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, check_claimed_delta
 from accounting.statement import PrivacyStatement
 from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
@@ -233,7 +233,7 @@ def check_run(
     delta = delta if delta is not None else record.target_delta
     if delta is None:
         raise InputError("Expected --delta; the run was trained without one.")
-    deltas.check(delta, allow_large=allow_large_delta)
+    check_claimed_delta(delta, allow_large=allow_large_delta)
     assert record.noise_multiplier is not None  # checked by the record
     return record.noise_multiplier, delta
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from pydantic import SkipValidation
 
-from accounting.core import deltas
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import MOST_RUNS, DpSgdPlan
 from accounting.core.settings import (
@@ -28,7 +27,7 @@ from accounting.core.settings import (
     listed,
     recorded,
 )
-from accounting.core.validation import InputError, check_int
+from accounting.core.validation import InputError, check_claimed_delta, check_int
 from trainer.model.metrics import LOSSES, OTHER
 from trainer.settings import methods
 from trainer.settings.methods import (
@@ -410,7 +409,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         AggregationSettings.__post_init__(self)
         self._check_initial_weights()
         if self.target_delta is not None:
-            deltas.check(self.target_delta, allow_large=self.allow_large_delta)
+            check_claimed_delta(self.target_delta, allow_large=self.allow_large_delta)
         if self.method == NON_PRIVATE:
             self._check_non_private()
         else:

@@ -31,12 +31,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.core.deltas import LEAST_TIGHT_DELTA
-from accounting.core.numerics import inner, log_ratio, threshold
-from accounting.core.pld import dominating_pairs, inversion, saddlepoint
+from accounting.core.numerics import LEAST_TIGHT_DELTA, inner, log_ratio, threshold
+from accounting.core.pld import dominating_pairs, inversion
 from accounting.core.pld.dominating_pairs import Atoms, Step
-from accounting.core.pld.inversion import UNIT, LaplaceSum
-from accounting.core.pld.saddlepoint import Cost, Focus
+from accounting.core.pld.inversion import UNIT, Cost, Focus, LaplaceSum
 
 #: Largest relative addition to delta: in an answer, in an early step of a search, and
 #: in a comparison of directions.
@@ -93,13 +91,13 @@ class Composition:
           fineness: Largest relative addition to delta.
           enough: A delta for which a looser sum suffices.
         """
-        focus = saddlepoint.focus(self.loss, self.num_steps, epsilon)
+        focus = inversion.focus(self.loss, self.num_steps, epsilon)
         dominating = functools.partial(self._dominating, focus)
         return inverted(focus, fineness, dominating, enough)
 
     def approximate_epsilon(self, delta: float) -> float:
         """Returns an approximation of epsilon at ``delta``."""
-        return saddlepoint.approximate_epsilon(self.loss, self.num_steps, delta)
+        return inversion.approximate_epsilon(self.loss, self.num_steps, delta)
 
     def _roughly(self, delta: float) -> float:
         """Returns a rough epsilon at ``delta``."""
@@ -159,7 +157,7 @@ class StepComposition(Composition):
         super().__init__(dominating_pairs.mix(parts), num_steps)
 
     def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
-        flows = saddlepoint.flows(focus, cost, fineness, self._parts)
+        flows = inversion.flows(focus, cost, fineness, self._parts)
         found = []
         for (weight, pair), x, part, flow in zip(
             self.step, self._x, self._parts, flows, strict=True
@@ -186,12 +184,12 @@ def inverted(
       dominating: (known properties of the sum, fineness) -> the loss of one step.
       enough: A delta for which a looser sum suffices.
     """
-    cost = saddlepoint.expected_cost(focus)
+    cost = inversion.expected_cost(focus)
     for _ in range(_MOST_TRIES):
         loss = dominating(cost, fineness / 2)
-        contour = saddlepoint.contour(focus, cost, fineness / 2)
+        contour = inversion.contour(focus, cost, fineness / 2)
         total = inversion.invert(loss, focus.num_steps, contour)
-        found = saddlepoint.found_cost(total, focus.epsilon)
+        found = inversion.found_cost(total, focus.epsilon)
         if not found.exceeds(cost, _TOO_MUCH) or total.delta(focus.epsilon) <= enough:
             break
         cost = found.or_more(cost)
@@ -226,7 +224,7 @@ class StepsProfile:
     def _tiny(self, place: int, epsilon: float) -> float | None:
         """Returns Chernoff's bound in one direction, if it is the one to take."""
         one = self._sums[place]
-        if saddlepoint.approximate_log_delta(one.loss, one.num_steps, epsilon) > _FEW:
+        if inversion.approximate_log_delta(one.loss, one.num_steps, epsilon) > _FEW:
             return None
         found = self._chernoffs[place].delta(epsilon)
         return found if found < LEAST_TIGHT_DELTA else None

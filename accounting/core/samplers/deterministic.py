@@ -25,7 +25,7 @@ from accounting.core.neighboring_relation import (
     REPLACE_SPECIAL,
 )
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import gaussian
+from accounting.core.pld import dominating_pairs
 
 METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 #: Why samplers that use every example once per epoch refuse add-or-remove.
@@ -54,7 +54,7 @@ def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       epsilon: At least 0.
     """
-    return _exact(gaussian.gaussian_delta, plan, noise_multiplier, epsilon)
+    return _exact(dominating_pairs.gaussian_delta, plan, noise_multiplier, epsilon)
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
@@ -65,7 +65,7 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       delta: In (0, 1).
     """
-    return _exact(gaussian.gaussian_epsilon, plan, noise_multiplier, delta)
+    return _exact(dominating_pairs.gaussian_epsilon, plan, noise_multiplier, delta)
 
 
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
@@ -78,8 +78,8 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     """
     scale = math.sqrt(plan.num_epochs)
     return NoiseBounds(
-        sufficient=gaussian.gaussian_noise(epsilon, delta) * scale,
-        necessary=gaussian.gaussian_noise(epsilon, delta, upper=False) * scale,
+        sufficient=dominating_pairs.gaussian_noise(epsilon, delta) * scale,
+        necessary=dominating_pairs.gaussian_noise(epsilon, delta, upper=False) * scale,
         method=METHOD,
     )
 

@@ -42,7 +42,7 @@ from accounting.core.neighboring_relation import (
 )
 from accounting.core.numerics import smallest_noise_in_two
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import dominating_pairs, gaussian, privacy_profile
+from accounting.core.pld import dominating_pairs, privacy_profile
 from accounting.core.pld.dominating_pairs import Step
 from accounting.core.pld.inversion import LaplaceSum
 from accounting.core.pld.privacy_profile import Chernoff, StepsProfile
@@ -150,9 +150,9 @@ class ComposedSteps:
             `privacy_profile.StepsProfile`.
         """
         effective = self._effective(plan, noise_multiplier)
-        closed = gaussian.gaussian_delta(effective, epsilon)
+        closed = dominating_pairs.gaussian_delta(effective, epsilon)
         if plan.sampling_probability == 1:
-            lower = gaussian.gaussian_delta(effective, epsilon, upper=False)
+            lower = dominating_pairs.gaussian_delta(effective, epsilon, upper=False)
             return Bounds(upper=closed, lower=lower, method=EXACT_METHOD)
         options = [(closed, EXACT_METHOD), (self.participation(plan), PARTICIPATION)]
         if self.composes(plan, noise_multiplier):
@@ -176,7 +176,7 @@ class ComposedSteps:
         found = self._profile(plan, noise_multiplier) if composes else None
 
         def deltas(epsilon: float) -> tuple[float, float]:
-            closed = gaussian.gaussian_delta(effective, epsilon)
+            closed = dominating_pairs.gaussian_delta(effective, epsilon)
             remove = self.participation(plan)
             add = remove if self.symmetric else self._added(plan, epsilon)
             numerical = (1.0,) if found is None else found.shared_deltas(epsilon)
@@ -190,7 +190,7 @@ class ComposedSteps:
         if plan.sampling_probability < 1:
             return found
         effective = self._effective(plan, noise_multiplier)
-        lower = gaussian.gaussian_epsilon(effective, delta, upper=False)
+        lower = dominating_pairs.gaussian_epsilon(effective, delta, upper=False)
         return dataclasses.replace(found, lower=lower)
 
     def epsilon_function(
@@ -212,7 +212,9 @@ class ComposedSteps:
             sums = self._profile(plan, noise_multiplier).sums_at(delta)
 
         def upper(point: float) -> Bounds:
-            options = [(gaussian.gaussian_epsilon(effective, point), EXACT_METHOD)]
+            options = [
+                (dominating_pairs.gaussian_epsilon(effective, point), EXACT_METHOD)
+            ]
             if participation <= point:
                 options.append((0.0, PARTICIPATION))
             if sums:

@@ -93,7 +93,7 @@ from accounting.core.intervals import Bounds, NoiseBounds, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.numerics import epsilon_after_cost, smallest_noise_in_two
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import dominating_pairs, gaussian, privacy_profile
+from accounting.core.pld import dominating_pairs, privacy_profile
 from accounting.core.pld.dominating_pairs import Pair, Step, remove_pair
 from accounting.core.samplers import poisson
 from accounting.core.samplers.poisson import (
@@ -404,7 +404,7 @@ class TruncatedBounds:
         effective = self._effective(plan, noise_multiplier)
         options = [
             (self.untruncated.participation(plan), PARTICIPATION),
-            (gaussian.gaussian_delta(effective, epsilon), CLOSED),
+            (dominating_pairs.gaussian_delta(effective, epsilon), CLOSED),
         ]
         cost = truncation_delta(plan, epsilon)
         if cost < 1.0:
@@ -470,7 +470,7 @@ class TruncatedBounds:
         return least(
             (additive, self.additive),
             *((one.epsilon(delta), name) for name, one in profiles.items()),
-            (gaussian.gaussian_epsilon(effective, delta), CLOSED),
+            (dominating_pairs.gaussian_epsilon(effective, delta), CLOSED),
         )
 
     def noise_multiplier(

@@ -193,16 +193,6 @@ def test_truncation_costs_what_the_coupling_says(small_plan):
     assert found == accountant.epsilon(tight, noise_multiplier=0.6, delta=1e-6)
 
 
-def test_the_bound_without_mixing_holds_as_well_and_is_named():
-    # Without a cap on coordinates the numerical composition of DP-SGD is tighter.
-    wide = mixing(linf_factor=1)
-    found = wide.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
-    plain = accountant.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
-    assert found == plain
-    assert found.guarantee == pytest.approx(277, abs=1)
-    assert model_mix.METHOD not in found.method
-
-
 def test_where_the_cover_fails_the_bound_without_mixing_answers(monkeypatch):
     monkeypatch.setattr(model_mix, "equal_coordinates_lose_most", lambda *_: False)
     plain = accountant.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)

@@ -6,7 +6,7 @@ import mpmath
 import pytest
 
 from accounting.core import accountant
-from accounting.core.deltas import LEAST_TIGHT_DELTA
+from accounting.core.numerics import LEAST_TIGHT_DELTA
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs
 from accounting.core.pld.privacy_profile import Chernoff

@@ -11,7 +11,7 @@ from scipy import integrate, special, stats
 
 from accounting.claims import null_clones
 from accounting.claims.null_clones import Shuffles
-from accounting.core.pld import gaussian
+from accounting.core.pld import dominating_pairs
 
 #: Gradients of all other examples, against 1 of the differing one.
 OTHERS = (-1.0, -0.5, 0.5, 1.0)
@@ -111,7 +111,7 @@ def test_simulated_shuffles_never_exceed_the_bound(orders):
 )
 def test_epsilon_of_one_epoch(steps, noise, delta, epsilon):
     run = shuffles(steps, noise, size=100)
-    revealed = gaussian.gaussian_epsilon(noise, delta)
+    revealed = dominating_pairs.gaussian_epsilon(noise, delta)
     found = null_clones.epsilon(run, delta, revealed)
     assert found == pytest.approx(epsilon, rel=1e-3)
     assert null_clones.delta(run, found * (1 + 1e-4)) <= delta

@@ -15,7 +15,7 @@ import math
 import numpy as np
 import pytest
 
-from accounting.core.pld import dominating_pairs, saddlepoint
+from accounting.core.pld import dominating_pairs, inversion
 from accounting.core.pld.dominating_pairs import Atoms
 from accounting.core.pld.privacy_profile import (
     COARSE,
@@ -31,7 +31,7 @@ def exact_delta(
 ) -> float:
     """Returns delta by the formula of the module docstring, at any order r."""
     loss = StepComposition(step, num_steps).loss
-    order = order or saddlepoint.focus(loss, num_steps, epsilon).order
+    order = order or inversion.focus(loss, num_steps, epsilon).order
     variance = num_steps * loss.clipped(-40, 40).cumulants(order)[2]
     spacing = 60 / points / math.sqrt(variance)
     z = order + 1j * spacing * np.arange(points + 1)
@@ -112,4 +112,4 @@ def test_a_sum_that_hardly_varies_is_as_tight() -> None:
 def test_a_loss_that_is_always_infinite_has_delta_1():
     """Seen to be NaN, on which the noise of a small target ended with a traceback."""
     loss = Atoms(np.zeros(3), np.array([-1.0, 0.0, 1.0]), infinite_mass=1.0)
-    assert saddlepoint.approximate_log_delta(loss, 26, 0.002) == 0.0
+    assert inversion.approximate_log_delta(loss, 26, 0.002) == 0.0

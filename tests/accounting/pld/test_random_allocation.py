@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, special
 
 from accounting.claims import random_allocation
-from accounting.core.pld import gaussian
+from accounting.core.pld import dominating_pairs
 
 
 def call(ratios, k):
@@ -77,7 +77,7 @@ def test_much_noise_leaves_a_gaussian(noise):
     less.
     """
     steps, epsilon = 100, 0.3 / noise
-    exact = gaussian.gaussian_delta(noise * math.sqrt(steps), epsilon)
+    exact = dominating_pairs.gaussian_delta(noise * math.sqrt(steps), epsilon)
     cells = random_allocation.NUM_CELLS
     for one in random_allocation.directions(noise, steps, True, cells):
         delta = random_allocation.upper_delta(one, 1, epsilon)

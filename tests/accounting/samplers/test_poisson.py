@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from accounting import composition, lower_bounds
+from accounting import lower_bounds, profiles
 from accounting.core import accountant
 from accounting.core.samplers import poisson
 from accounting.core.samplers.poisson import probability
@@ -100,21 +100,6 @@ def test_published_epsilon(noise, size, steps, delta, published):
     assert answer.upper <= answer.lower * 1.001
 
 
-def test_agrees_with_dp_accounting():
-    """At a large rate; test_directions has a small one."""
-    from dp_accounting.pld import privacy_loss_distribution
-
-    noise, rate, steps = 5.0, 0.5, 10
-    plan = make_plan("poisson", 1000, round(1000 * rate), steps)
-    theirs = privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=5e-4
-    ).self_compose(steps)
-    for delta in (1e-3, 1e-6, 1e-9):
-        expected = theirs.get_epsilon_for_delta(delta)
-        answer = accountant.epsilon(plan, noise_multiplier=noise, delta=delta)
-        assert answer.upper == pytest.approx(expected, rel=1e-3)
-
-
 def test_without_noise_only_absence_protects():
     plan = make_plan("poisson", 10**6, 1, 10)
     took_part = -math.expm1(10 * math.log1p(-1e-6))
@@ -150,7 +135,7 @@ def test_raw_bounds_meet_within_their_errors(steps):
 def test_losses_that_hardly_vary_have_a_delta(epsilon):
     """Next to no noise: adding an example is a loss of one value, but for 1e-291."""
     plan = make_plan("poisson", 16_000, 32, 50)
-    found, added = composition.run(plan, 0.078125).deltas(epsilon)
+    found, added = profiles.run(plan, 0.078125).deltas(epsilon)
     q, steps = 0.002, 50
     # Without noise one sees whether the example took part: (1 - q)^T e^epsilon is left.
     seen = max(0.0, 1 - (1 - q) ** steps * math.exp(epsilon))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import pathlib
 from collections.abc import Callable
@@ -12,23 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import audits, comparison, statement
+from accounting import audits, statement
 from accounting.audits import Audit
 from accounting.core import accountant, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import (
-    ADD_OR_REMOVE_ONE,
     REPLACE_SPECIAL,
 )
 from accounting.core.plan import (
-    SAMPLERS,
     DpSgdPlan,
     check_epochs,
-    goes_through_epochs,
-    together,
 )
-from accounting.core.pld import gaussian
+from accounting.core.pld import dominating_pairs
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_batches
 from pipelines.batches.verify import verify
@@ -36,9 +33,9 @@ from pipelines.core import choices
 from pipelines.core.choices import BlockSpan, Choices, PlanSampler, make_sampler
 from pipelines.core.keys import Stream, derive
 from pipelines.inputs.parquet_blocks import list_blocks
-from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
+from tests.command_line import invoke
 from tests.sampler_fields import may_register
 from trainer import auditing
 
@@ -57,17 +54,17 @@ def _noise(plan: DpSgdPlan, noise_multiplier: float) -> float:
 
 
 def _delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
-    value = gaussian.gaussian_delta(_noise(plan, noise_multiplier), epsilon)
+    value = dominating_pairs.gaussian_delta(_noise(plan, noise_multiplier), epsilon)
     return Bounds(upper=value, method="the coins are revealed")
 
 
 def _epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-    value = gaussian.gaussian_epsilon(_noise(plan, noise_multiplier), delta)
+    value = dominating_pairs.gaussian_epsilon(_noise(plan, noise_multiplier), delta)
     return Bounds(upper=value, method="the coins are revealed")
 
 
 def _noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
-    value = gaussian.gaussian_noise(epsilon, delta) * math.sqrt(plan.num_steps)
+    value = dominating_pairs.gaussian_noise(epsilon, delta) * math.sqrt(plan.num_steps)
     return NoiseBounds(sufficient=value, method="the coins are revealed")
 
 
@@ -95,7 +92,7 @@ WHOLE = dataclasses.replace(
     ),
 )
 AUDIT = Audit(worst_case=audits.own_block, score=audits.independent_steps)
-RULES = plans.PlanRules(once_per_epoch=False, largest_batch_size=plans.by_chance)
+RULES = plans.PlanRules(once_per_epoch=False)
 
 Register = Callable[..., DpSgdPlan]
 
@@ -110,13 +107,11 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     def register(
         sampler: sampler_registry.Sampler = WHOLE,
         assigns: bool = True,
-        rules: plans.PlanRules = RULES,
-        **changes: object,
     ) -> DpSgdPlan:
-        sampler_registry.register(NAME, rules, sampler)
+        sampler_registry.register(NAME, RULES, sampler)
         if assigns:
             choices.register(NAME, _assign)
-        return DpSgdPlan(**{**PLAN, **changes})  # type: ignore[arg-type]
+        return DpSgdPlan(**PLAN)  # type: ignore[arg-type]
 
     return register
 
@@ -138,7 +133,6 @@ def test_a_sampler_from_outside_is_planned_accounted_for_and_stated(
     plan = registered()
     assert DpSgdPlan.from_json(plan.to_json()) == plan
     assert plan.largest_batch_size is None
-    assert not goes_through_epochs(NAME)
     check_epochs(plan)
     noise = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-5).guarantee
     found = accountant.epsilon(plan, noise_multiplier=noise, delta=1e-5).guarantee
@@ -188,64 +182,11 @@ def test_a_sampler_from_outside_is_audited(registered: Register) -> None:
     assert not verdict.violated, verdict.text
 
 
-def _smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
-    """All examples or none: a cap that costs nothing lets all of them pass."""
-    return plan.num_examples
-
-
-CAPPED = dataclasses.replace(
-    LEAST,
-    truncation=sampler_registry.Truncation(
-        untruncated="poisson", delta=lambda plan, epsilon: 0.0,
-        smallest_cap=_smallest_cap,
-    ),
-)  # fmt: skip
-CAPPED_RULES = dataclasses.replace(
-    RULES, truncates=True, largest_batch_size=plans.truncated_batches
-)
-QUESTION = comparison.Question(
-    num_examples=60, expected_batch_size=30, num_steps=2, num_epochs=1, delta=1e-5,
-    epsilon=2.0,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "question",
-    [QUESTION, dataclasses.replace(QUESTION, epsilon=None, noise_multiplier=1.0)],
-    ids=["noise", "epsilon"],
-)
-def test_a_sampler_from_outside_brings_its_own_smallest_cap(
-    registered: Register, question: comparison.Question
-) -> None:
-    registered(CAPPED, rules=CAPPED_RULES, truncated_batch_size=50)
-    assert comparison.answer(question, NAME).plan.truncated_batch_size == 60
-    settings = BatchSettings(expected_batch_size=30, sampler=NAME, num_steps=2)
-    assert settings.plan(60).truncated_batch_size == 60
-
-
 QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
     (
         "cap",
-        lambda plan: accountant.smallest_truncated_batch_size(
-            num_examples=60,
-            expected_batch_size=30,
-            num_steps=2,
-            epsilon=1.0,
-            delta=1e-5,
-            sampler=plan.sampler,
-        ),
+        lambda plan: accountant.truncation_of(plan.sampler),
         "to provide a smallest cap",
-    ),
-    ("several runs", lambda plan: together(plan, 2), "of_runs=2 to be 1 for sampler"),
-    (
-        "relation",
-        lambda plan: accountant.epsilon(
-            plan,
-            noise_multiplier=1.0,
-            delta=1e-5,
-            neighboring_relation=ADD_OR_REMOVE_ONE,
-        ),
-        "'REPLACE_SPECIAL' .* not proven",
     ),
     (
         "statement",
@@ -291,11 +232,22 @@ def test_a_name_means_one_sampler(registered: Register) -> None:
         audits.register("unheard-of", AUDIT)
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_the_samplers_of_the_package_bring_what_a_run_needs(name: str) -> None:
-    brought = sampler_registry.get(name)
-    assert isinstance(brought, sampler_registry.Sampler)
-    assert REPLACE_SPECIAL in brought.relations
-    assert brought.wording is not None
-    assert name in audits._AUDITS
-    assert name in choices._SAMPLERS
+ASKED = (
+    "--num-examples=60", "--batch-size=30", "--delta=1e-3", f"--sampler={NAME}",
+)  # fmt: skip
+
+
+def test_a_sampler_from_outside_is_a_choice_of_the_commands(
+    registered: Register,
+) -> None:
+    for command in ("plan", "account", "audit"):
+        refused = invoke([command, *ASKED, "--epochs=1", "--noise-multiplier=2"])
+        assert f"'{NAME}' to be one of deterministic" in refused.output
+        assert refused.exit_code == 2
+    registered()
+    given = ["--num-steps=2", "--noise-multiplier=2", "--json"]
+    said = invoke(["account", *ASKED, *given])
+    fields = json.loads(said.output)
+    assert fields["theorem"] == "the coins are revealed"
+    planned = invoke(["plan", *ASKED, "--epochs=1", "--epsilon=3", "--json"])
+    assert NAME in planned.output, planned.exception

@@ -2,16 +2,14 @@
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
-from accounting import composition, lower_bounds
+from accounting import lower_bounds
 from accounting.core import accountant, neighboring_relation
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs
-from accounting.core.samplers import truncated_poisson
 from accounting.core.validation import InputError
-from tests.accounting.plans import delta_bounds, make_plan
+from tests.accounting.plans import composed, delta_bounds, make_plan
 
 ADDED = neighboring_relation.ADD_OR_REMOVE_ONE
 LARGE = {"num_examples": 10_000_000, "expected_batch_size": 10_000, "num_steps": 1000}
@@ -38,29 +36,6 @@ def test_published_epsilon_of_users(fields, noise, delta, rows, published):
     assert 0.96 * delta <= checked.lower <= checked.guarantee <= delta * 1.001
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("fields", "noise", "delta", "of_groups", "of_users"),
-    [
-        (LARGE, 1.0, 1e-8, {2: 0.684, 5: 2.147, 10: 7.228}, {2: 0.642}),
-        (CRITEO, 0.8, 2.7e-8, {2: 3.06, 5: 19.2}, {5: 4.97}),
-        (SMALL, 1.1, 1e-5, {2: 3.42, 5: 12.42}, {2: 3.29}),
-    ],
-)
-def test_published_epsilon_of_groups_and_the_other_ones_of_users(
-    fields, noise, delta, of_groups, of_users
-):
-    """Together with the test above: all of the table, rounded as it is there."""
-    plan = DpSgdPlan(sampler="poisson", **fields)
-    asked = {"noise_multiplier": noise, "delta": delta}
-    for rows, published in of_groups.items():
-        found = composition.group_epsilon(plan, group_size=rows, **asked)
-        assert found == pytest.approx(published, rel=5e-3)
-    for rows, published in of_users.items():
-        found = accountant.epsilon(plan, max_examples_per_user=rows, **asked)
-        assert found.guarantee == pytest.approx(published, rel=5e-3)
-
-
 @pytest.mark.parametrize("rows", [3])
 def test_poisson_of_users_is_what_dp_accounting_composes(small_plan, rows):
     """Both members of the pair cut into cells, which dp_accounting composes."""
@@ -71,20 +46,7 @@ def test_poisson_of_users_is_what_dp_accounting_composes(small_plan, rows):
         weight * np.diff(special.ndtr(edges - mean))
         for mean, weight in enumerate(weights)
     )
-    kept = (pair[0] > 1e-300) & (pair[1] > 1e-300)
-    low, high = (
-        max(
-            privacy_loss_distribution.from_two_probability_mass_functions(
-                *(dict(enumerate(np.log(member[kept]))) for member in members),
-                pessimistic_estimate=upwards,
-                value_discretization_interval=1e-4,
-            )
-            .self_compose(20)
-            .get_epsilon_for_delta(1e-5)
-            for members in (pair, pair[::-1])
-        )
-        for upwards in (False, True)
-    )
+    low, high = composed((pair[0], pair[1]), 20, 1e-5)
     ours = accountant.epsilon(
         small_plan("poisson", num_steps=20, num_epochs=1),
         noise_multiplier=1.0,
@@ -92,29 +54,6 @@ def test_poisson_of_users_is_what_dp_accounting_composes(small_plan, rows):
         max_examples_per_user=rows,
     )
     assert low * 0.999 <= ours.guarantee <= high * 1.001
-
-
-def test_truncated_poisson_of_users_pays_for_the_truncation(small_plan):
-    capped = small_plan("truncated-poisson", truncated_batch_size=165)
-    asked = {"noise_multiplier": 1.0, "max_examples_per_user": 2}
-    epsilon = accountant.epsilon(capped, delta=1e-5, **asked).guarantee
-    found = accountant.delta(capped, epsilon=epsilon, **asked).guarantee
-    assert found == pytest.approx(1e-5, rel=1e-3)
-    poisson = small_plan("poisson")
-    untruncated = accountant.delta(poisson, epsilon=epsilon, **asked).guarantee
-    added = truncated_poisson.truncation_delta(capped, epsilon)
-    # The mixtures, where displaced rows are rarer, are below the additive bound.
-    assert untruncated < found < untruncated + added
-
-
-@pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson", "deterministic"])
-def test_noise_for_users_meets_the_target(small_plan, sampler):
-    cap = 220 if sampler == "truncated-poisson" else None
-    plan = small_plan(sampler, truncated_batch_size=cap)
-    asked = {"epsilon": 3.0, "max_examples_per_user": 2}
-    noise = accountant.noise_multiplier(plan, delta=1e-5, **asked).guarantee
-    found = accountant.delta(plan, noise_multiplier=noise, **asked).guarantee
-    assert 0.99e-5 < found <= 1e-5
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 20.0])
@@ -183,21 +122,6 @@ def test_improbable_numbers_of_rows_count_as_all(rows, rate):
         np.cumsum(each[::-1])[::-1] for each in (found, exact)
     )
     assert (of_as_many >= of_as_many_exactly * (1 - 1e-12)).all()
-
-
-def test_one_row_of_a_user_is_one_example():
-    x = np.linspace(-4, 5, 50)
-    for [(_, ours)], kind in zip(
-        dominating_pairs.steps(1, 0.01, 0.7),
-        (dominating_pairs.remove_pair, dominating_pairs.add_pair),
-        strict=True,
-    ):
-        known = kind(0.01, 0.7)
-        np.testing.assert_allclose(ours.loss(x), known.loss(x), rtol=1e-12, atol=1e-17)
-        np.testing.assert_allclose(ours.upper_density(x), known.upper_density(x))
-        np.testing.assert_allclose(
-            ours.upper_tails(-1.0, 2.0), known.upper_tails(-1.0, 2.0)
-        )
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy import special
 from scipy.optimize import linprog
 
-from accounting import plots, statement, trade_off
+from accounting import profiles, statement
 from accounting.claims.model_mix import Mixing
 from accounting.core import accountant
-from accounting.trade_off import CURVE_RATES, RATES, TradeOff
+from accounting.profiles import RATES, TradeOff
 from tests.accounting.plans import make_plan
 
 
@@ -41,7 +41,7 @@ def test_a_point_bounds_the_worst_mechanism_tightly(
 def test_the_best_test_of_a_poisson_step_is_bounded_closely(noise):
     """Neyman and Pearson: its threshold is on the one value that is observed."""
     plan = poisson(10)
-    found = trade_off.trade_off(plan, noise_multiplier=noise)
+    found = profiles.trade_off(plan, noise_multiplier=noise)
     thresholds = np.linspace(-6 * noise, 1 + 6 * noise, 401)
     ghost = special.ndtr(-thresholds / noise)
     example = 0.9 * ghost + 0.1 * special.ndtr((1 - thresholds) / noise)
@@ -65,7 +65,7 @@ def test_the_best_test_of_a_poisson_step_is_bounded_closely(noise):
 def test_deterministic_batches_are_gaussian(small_plan, asked):
     """Two epochs at noise 2: the mechanism is sqrt(2)/2-GDP, exactly."""
     plan = small_plan("deterministic")
-    found = trade_off.trade_off(plan, noise_multiplier=2.0, **asked)
+    found = profiles.trade_off(plan, noise_multiplier=2.0, **asked)
     mu = asked.get("max_examples_per_user", 1) * math.sqrt(2) / 2
     assert found.mu == pytest.approx(mu, rel=1e-12)
     for rate in (1e-9, 0.001, 0.2, 0.99):
@@ -80,9 +80,7 @@ def test_deterministic_batches_are_gaussian(small_plan, asked):
     [("persistent-shuffle", True), ("dynamic-shuffle", True), ("poisson", False)],
 )
 def test_no_mu_is_stated_where_it_is_a_limit_alone(small_plan, sampler, gaussian):
-    found = trade_off.trade_off(
-        small_plan(sampler), noise_multiplier=2.0, rates=(0.01,)
-    )
+    found = profiles.trade_off(small_plan(sampler), noise_multiplier=2.0, rates=(0.01,))
     assert (found.mu is not None) == gaussian
 
 
@@ -109,9 +107,11 @@ def test_more_points_never_give_a_larger_bound(points, rate):
 )
 def test_few_points_do_nearly_as_well_as_many(plan, noise):
     claim = accountant.epsilon(plan, noise_multiplier=noise, delta=1e-6).guarantee
-    few = trade_off.of_claim(plan, noise_multiplier=noise, epsilon=claim, delta=1e-6)
+    few = profiles.trade_off_of_claim(
+        plan, noise_multiplier=noise, epsilon=claim, delta=1e-6
+    )
     assert len(few.points) <= 8
-    many = trade_off.trade_off(
+    many = profiles.trade_off(
         plan, noise_multiplier=noise, rates=tuple(np.geomspace(1e-4, 0.5, 40))
     )
     for rate in RATES:
@@ -138,9 +138,3 @@ def test_a_theorem_and_no_guarantee_say_no_more_than_they_prove(small_plan):
     )
     assert nothing.to_json()["attacks"] is None
     assert "attacks" not in nothing.to_text()
-
-
-def test_the_picture_is_drawn(tmp_path):
-    plots.draw_trade_off(TradeOff(((1.0, 1e-5),), 0.5), "title", tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 10_000
-    assert len(CURVE_RATES) == len(set(CURVE_RATES))

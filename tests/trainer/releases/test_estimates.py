@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.core.pld.gaussian import gaussian_noise
+from accounting.core.pld.dominating_pairs import gaussian_noise
 from trainer.model.metrics import BINARY, CLASSES, binary_metrics, guessing
 from trainer.releases import estimates
 from trainer.releases.estimates import Count, Estimates

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.core.pld.gaussian import gaussian_epsilon, gaussian_noise
+from accounting.core.pld.dominating_pairs import gaussian_epsilon, gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.batches import folder as batch_folder
 from pipelines.core.users import BOUNDED, Bounded

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.core.pld.gaussian import gaussian_noise
+from accounting.core.pld.dominating_pairs import gaussian_noise
 from tests.trainer.releases.conftest import farthest
 from trainer.model.metrics import ABSOLUTE_ERROR, BINARY, CLASSES, SQUARED_ERROR
 from trainer.releases import estimates, held_out_sums

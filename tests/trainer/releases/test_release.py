@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.core.pld.gaussian import gaussian_epsilon
+from accounting.core.pld.dominating_pairs import gaussian_epsilon
 from pipelines.core.users import Bounded
 from trainer.releases.estimates import Count
 from trainer.releases.evaluate import EvaluationPrice

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.core.pld.gaussian import gaussian_noise
+from accounting.core.pld.dominating_pairs import gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.inputs.parquet_blocks import list_blocks, table_columns
 from pipelines.tables.schema import Schema

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from accounting import composition
+from accounting import profiles
 from accounting.claims.selection import (
     NumberOfRuns,
     Tuning,
@@ -72,8 +72,8 @@ def _price_of(asked: dict[str, Any]) -> dict[str, Any]:
 def noise_is_known() -> Iterator[None]:
     """Of the runs of ``EPSILON``; the tests of ``Tuning`` search for noise."""
 
-    def price(self: Tuning, mode: str, epsilon: float, *_: Any) -> Any:
-        found = self.at_noise(mode, 0.64631)
+    def price(self: Tuning, epsilon: float, *_: Any) -> Any:
+        found = self.at_noise(0.64631)
         assert 0.999 * epsilon < found.epsilon <= epsilon == EPSILON
         return found
 
@@ -181,7 +181,7 @@ def test_each_run_has_batches_and_noise_of_its_own_and_the_noise_of_the_theorem(
     assert set(seen.rates) <= {0.01, 0.1}
     price, law = found["price"], as_good_as(RUNS, found["price"]["shape"] or math.inf)
     plan = tuning.DpSgdPlan.from_json(found["asked"]["plan"])
-    run = composition.run(plan, price["noise_multiplier"])
+    run = profiles.run(plan, price["noise_multiplier"])
     assert epsilon_of_best(run, law, DELTA) == price["epsilon"] <= EPSILON * 1.00001
 
 
@@ -211,9 +211,9 @@ def test_a_score_is_of_one_gaussian_release_with_the_noise_of_the_theorem(
     price = found["price"]
     assert seen.noises == [price["noise_of_score"]] * COUNT
     law = as_good_as(RUNS, price["shape"] or math.inf)
-    score = composition.gaussian(price["noise_of_score"])
+    score = profiles.gaussian(price["noise_of_score"])
     assert epsilon_of_best(score, law, DELTA) <= EPSILON
-    less = composition.gaussian(0.99 * price["noise_of_score"])
+    less = profiles.gaussian(0.99 * price["noise_of_score"])
     assert epsilon_of_best(less, law, DELTA) > EPSILON
 
 
@@ -226,8 +226,8 @@ def test_a_score_may_have_less_than_the_model(
     asked = checked(root, tmp_path / "out", **half_of)
     noise = asked.price.noise_multiplier
     half = asked.law, DELTA / 2
-    assert epsilon_of_best(composition.gaussian(noise), *half) <= EPSILON / 2
-    assert epsilon_of_best(composition.gaussian(0.99 * noise), *half) > EPSILON / 2
+    assert epsilon_of_best(profiles.gaussian(noise), *half) <= EPSILON / 2
+    assert epsilon_of_best(profiles.gaussian(0.99 * noise), *half) > EPSILON / 2
     of_model = asked.described["price"]["noise_multiplier"]
     assert of_model == found["price"]["noise_multiplier"]
     assert "The best score is (2.0000, 0.0005)-differentially" in asked.price.claim

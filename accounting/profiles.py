@@ -1,9 +1,15 @@
-"""Upper bounds on membership tests: the trade-off function of f-DP.
+"""What is known of a mechanism: its divergences, and what attacks can reach by them.
 
-A membership test decides, from the released model and all other examples, whether an
-example was used or a ghost replaced it.  Its false positive rate a is the probability
-of "used" for a ghost; its true positive rate that of "used" for the example.  If
-(epsilon, delta) holds in both directions, the true positive rate is at most
+A *profile* gives upper bounds ``delta(s)`` and ``rho(s)``, at every s >= 0, on the
+hockey-stick divergences ``H_(e^s)(P || Q)`` and ``H_(e^s)(Q || P)``, where P and Q are
+the outputs on two neighbouring data sets.  No more is known of a selection or of a
+shuffle.
+
+*The trade-off function of f-DP.*  A membership test decides, from the released model
+and all other examples, whether an example was used or a ghost replaced it.  Its false
+positive rate a is the probability of "used" for a ghost; its true positive rate that of
+"used" for the example.  If (epsilon, delta) holds in both directions, the true positive
+rate is at most
 
     min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)).
 
@@ -17,7 +23,12 @@ This holds for deterministic and shuffled batches, where each use of an example 
 Gaussian mechanism.  For Poisson batches mu-GDP is a limit for many steps (Dong et al.
 2022, Theorem 11) and no bound, so that no mu is stated.
 
+Group privacy is by `group_epsilon`.  A run's profile is that of `accountant.delta`,
+under the same relation and unit.
+
 Formal guarantees:
+  - ``bounds_on_grid`` gives upper bounds at every grid point, also where it asks for
+    few: H is convex in ``e^s``, so that it is below the line between two points.
   - every rate and advantage is an upper bound, whichever points of the profile are
     taken: each delta is an upper bound, and results are rounded up.
   - more points never give a larger bound.
@@ -25,6 +36,8 @@ Formal guarantees:
 References:
   Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 2.1; Dong, Roth and Su
   (2022), arXiv:1905.02383, Proposition 2.12, for f and Definition 2.6 for mu-GDP.
+
+Public: everything.
 """
 
 from __future__ import annotations
@@ -32,15 +45,196 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.core.numerics import threshold
+from accounting.core.numerics import log_ratio, settled_epsilon, threshold
 from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import check_float
+from accounting.core.validation import check_float, check_int
+
+if TYPE_CHECKING:  # a statement does without NumPy
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+#: Of a costly profile, bounds are asked for at every so many grid points.
+_STRIDE = 8
+#: Bounds are no longer asked for where so many in a row did not fall.
+_MOST_FLAT = 8
+_MOST_POINTS = 1 << 17
+_LEAST_EPSILON, _MOST_EPSILON = 1e-6, 1e4
+#: Where searches for epsilon may start.
+_STARTS = tuple(1.1**power for power in range(70))
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Upper bounds on the divergences between a mechanism's outputs on neighbours.
+
+    Attributes:
+      deltas: Epsilon at least 0 -> bounds on delta in both directions.
+      is_costly: Whether an answer takes milliseconds, so that few are asked for.
+    """
+
+    deltas: Callable[[float], tuple[float, float]]
+    is_costly: bool = False
+
+    def epsilon(self, delta: float, relative: float = 1e-6) -> float:
+        """Returns an epsilon at which ``delta`` is proven; infinite if none is.
+
+        Args:
+          delta: In (0, 1).
+          relative: Relative error of the search.
+        """
+
+        @functools.cache
+        def excess(epsilon: float) -> float:
+            return log_ratio(max(self.deltas(epsilon)), delta)
+
+        # The cost of a cap rises with epsilon: a search by leaps might miss its place.
+        start = next((point for point in _STARTS if excess(point) <= 0.0), 1.0)
+        return threshold(
+            excess, start, relative=relative, least=_LEAST_EPSILON, most=_MOST_EPSILON
+        )[1]
+
+
+def bounds_on_grid(
+    profile: Profile, spacing: float, least: float
+) -> tuple[Array, Array]:
+    """Returns both bounds at 0, h, 2 h and so on; they fall, and start at one value.
+
+    Args:
+      profile: The mechanism.
+      spacing: h, above 0.
+      least: A delta that is negligible: no further point is asked for.
+
+    Returns:
+      Two arrays of shape (n,).
+    """
+    import numpy as np
+
+    stride = _STRIDE if profile.is_costly else 1
+    found: list[tuple[float, float]] = []
+    flat = 0
+    for place in range(0, _MOST_POINTS, stride):
+        point = profile.deltas(place * spacing)
+        if found:
+            # What holds at a smaller epsilon holds at a larger one.
+            point = min(point[0], found[-1][0]), min(point[1], found[-1][1])
+            # A bound of 1 is not flat: it says nothing yet.
+            flat = flat + 1 if point == found[-1] and max(point) < 1.0 else 0
+        found.append(point)
+        if max(point) <= least or flat >= _MOST_FLAT:
+            break
+    both = np.minimum(np.array(found), 1.0)
+    both[0] = both[0].min()  # the total variation, in either direction
+    # Divergences are convex in e^s: between two points they are below the line.
+    asked = np.exp(spacing * stride * np.arange(len(both)))
+    ratios = np.exp(spacing * np.arange(stride * (len(both) - 1) + 1))
+    forward, backward = (np.interp(ratios, asked, one) for one in both.T)
+    return forward, backward
+
+
+def gaussian(noise_multiplier: float) -> Profile:
+    """Returns the profile of one Gaussian release.
+
+    Args:
+      noise_multiplier: Noise standard deviation over the L2 sensitivity.
+    """
+    from accounting.core.pld.dominating_pairs import gaussian_delta
+
+    accountant.check_noise_multiplier(noise_multiplier)
+
+    return Profile(lambda epsilon: (gaussian_delta(noise_multiplier, epsilon),) * 2)
+
+
+def run(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    *,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> Profile:
+    """Returns the profile of a training run; arguments as for `accountant.delta`.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the profile is for all examples of a user.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
+    noise = accountant.check_noise_multiplier(noise_multiplier)
+    sampler = brought(plan.sampler, neighboring_relation, max_examples_per_user)
+    if sampler.profile is not None:
+        # Laws of a selection ask for the same epsilons.
+        return Profile(functools.cache(sampler.profile(plan, noise)))
+
+    def deltas(epsilon: float) -> tuple[float, float]:
+        found = sampler.delta(plan, noise, epsilon).guarantee
+        return found, found
+
+    return Profile(deltas, is_costly=not sampler.closed_form)
+
+
+def group_epsilon(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    group_size: int,
+    max_examples_per_user: int = 1,
+) -> float:
+    """Returns an epsilon for data sets that differ by several zero-outs.
+
+    Of an example and its replacement, which are a group of two, or of many examples of
+    a user.  By group privacy: if the plan is (e, d)-private for one, it is ``(k e, d
+    (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e is proven.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: Delta of the claim for the group, in (0, 1).
+      group_size: k, at least 1.
+      max_examples_per_user: Examples of each member of the group; above 1 it is that of
+        `accountant.epsilon` for users.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    check_int("group_size", group_size, at_least=1)
+    accountant.check_delta(delta)
+
+    def needed(epsilon: float) -> float:
+        log_share = -math.log(group_size)
+        if epsilon > 0.0:
+            log_share = _log_expm1(epsilon) - _log_expm1(group_size * epsilon)
+        if math.log(delta) + log_share < -680.0:
+            return math.inf
+        return accountant.epsilon(
+            plan,
+            noise_multiplier=noise_multiplier,
+            delta=delta * math.exp(log_share) if group_size > 1 else delta,
+            max_examples_per_user=max_examples_per_user,
+        ).guarantee
+
+    if group_size == 1:
+        return needed(0.0)
+    return group_size * settled_epsilon(needed, margin=1e-5, most_tries=60)
+
+
+def _log_expm1(value: float) -> float:
+    """Returns ``ln(e^value - 1)``."""
+    return value + math.log(-math.expm1(-value))
+
+
+# -- what a test of membership can reach -----------------------------------------------
 
 #: False positive rates in statements and reports.
 RATES = (0.001, 0.01, 0.1)
@@ -185,7 +379,7 @@ def trade_off(
     return _of_rates(plan, claim=(epsilon, 1e-5), rates=rates, tries=1, **asked)
 
 
-def of_claim(
+def trade_off_of_claim(
     plan: DpSgdPlan, *, epsilon: float, delta: float, **asked: Any
 ) -> TradeOff:
     """Returns the bounds at ``RATES``, from few points of the privacy profile.
