@@ -50,7 +50,6 @@ from trainer.claims import launch
 from trainer.gradients.model_check import check_inputs
 from trainer.keras_model import PrivateModel
 from trainer.model.metrics import LABEL
-from trainer.model.rows import of_one_row
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import check_views, one_line_errors
 from trainer.run.preflight import check_run_folder
@@ -162,7 +161,7 @@ def _permits_bands(
         settings.sampler in CYCLIC
         and training.get("method", DP_SGD) == DP_SGD
         and training.get("embedding_noise") != LAZY_NOISE
-        and (bounded is None or bounded.examples_per_user == 1)
+        and (bounded is None or bounded.max_examples_per_user == 1)
     )
 
 
@@ -297,9 +296,8 @@ def _check_columns(model: Any, planned: Manifest, training: Mapping[str, Any]) -
     """
     if isinstance(model, PrivateModel):
         return  # the trainer says what to give in its place
-    rows = of_one_row(planned)
     check_views(training.get("views", 1), training.get("augment"))
     with one_line_errors("the model"):
-        network = models.as_functional(model, rows)
-    trainable = TrainableModel(network=network, description={}, columns=rows.columns)
-    check_inputs(trainable, rows)
+        network = models.as_functional(model, planned)
+    trainable = TrainableModel(network=network, description={}, columns=planned.columns)
+    check_inputs(trainable, planned)

@@ -427,9 +427,7 @@ def settings_of_run(
     if bounded is not None:
         others["bounded"] = True
         others["neighboring_relation"] = privacy.relation_of(manifest.plan, bounded)
-        others["max_examples_per_user"] = bounded.examples_per_user
-        if bounded.has_users:
-            others["rows_per_record"] = bounded.max_examples_per_user
+        others["max_examples_per_user"] = bounded.max_examples_per_user
     return AuditSettings(
         plan=manifest.plan, noise_multiplier=noise, delta=delta, **others
     )
@@ -469,9 +467,6 @@ def _of_users(settings: AuditSettings, rows: int) -> list[str]:
     """Returns notes on canaries of ``rows`` rows."""
     if not settings.is_of_users:
         return []
-    if settings.rows_per_record is not None:
-        rows = settings.rows_per_record
-        return [f"canaries are users, whose examples hold up to {rows:,} row(s)"]
     return [
         f"canaries are users with {rows:,} row(s); the claim is of users with at most "
         f"{settings.max_examples_per_user:,}"

@@ -76,7 +76,6 @@ from trainer.fitting import (
 from trainer.model import weights as initial_weights_files
 from trainer.model.layers import as_keras
 from trainer.model.losses import loss_of_keras
-from trainer.model.rows import of_one_row
 from trainer.model.trainable_model import (
     TrainableModel,
     Views,
@@ -239,11 +238,11 @@ def _made(
     check_local(_RUN_STAYS, run=run)
     manifest = read_manifest(batches)
     preflight.check_files(batches, manifest)
-    preflight.check_settings(settings, manifest, augment=augment)
+    preflight.check_settings(settings, manifest)
     resumes = preflight.check_run_folder(run)
     preflight.check_unused(batches, run, settings, shared=batches_used_before)
     with one_line_errors("the model"):
-        network = models.as_functional(model, of_one_row(manifest))
+        network = models.as_functional(model, manifest)
     variables = [*map(raw_variable, network.trainable_variables)]
     started_at = initial_weights_files.start_at(settings.initial_weights, variables)
     workers = launch.of_this_process()
@@ -297,7 +296,7 @@ class PrivateModel(keras.Model):
         self._workers = training.session.workers
         self._started_at, self._views, self._resumes = started_at, views, resumes
         # The model of one view, for evaluation, export and prediction.
-        self._manifest = of_one_row(training.session.manifest)
+        self._manifest = training.session.manifest
         #: What holds the lock of the folder.  If None, each ``fit`` does, and the one
         #: that takes the last step ends the run.
         self._held = held

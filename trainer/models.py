@@ -40,7 +40,6 @@ from trainer.model.table_model import Table, read_table, table_model
 from trainer.model.trainable_model import (
     TrainableModel,
     Views,
-    of_users,
     trained_model,
 )
 from trainer.model.user_code import load_function, one_line_errors
@@ -120,7 +119,7 @@ def make_model(
 def make_trained(
     model: TrainableModel, manifest: Manifest, views: Views
 ) -> TrainableModel:
-    """Returns the model that a step trains: over views or users, with dropout.
+    """Returns the model that a step trains: over views, with dropout.
 
     Args:
       model: A model that ``check_model`` accepted.
@@ -130,8 +129,7 @@ def make_trained(
     Raises:
       InputError: as ``trained_model``, or per-example gradients cannot be computed.
     """
-    of_row = trained_model(model, views)
-    trained = of_users(of_row, manifest)
+    trained = trained_model(model, views)
     if trained is not model:
         check_differentiable(trained, manifest)
     return trained

@@ -40,7 +40,7 @@ from trainer.gradients import proof
 from trainer.keras_model import PrivateModel
 from trainer.model import weights
 from trainer.model.evaluation import Evaluator, with_masks
-from trainer.model.rows import of_one_row, target_of
+from trainer.model.rows import target_of
 from trainer.model.trainable_model import load_views
 from trainer.model.user_code import load_function
 from trainer.report import report
@@ -143,7 +143,7 @@ def _make_model(checked: Checked) -> models.TrainableModel:
     keras.utils.set_random_seed(settings.init_seed)
     tf.config.experimental.enable_op_determinism()
     model = models.make_model(
-        of_one_row(checked.manifest),
+        checked.manifest,
         model=settings.model,
         embedding_dim=settings.embedding_dim,
         hidden=settings.hidden,
@@ -204,7 +204,7 @@ class _Run:
         if settings.uncertainty is not None:
             column_names(self._model.label_names)
         if settings.model != DEFAULT_MODEL:  # tests cover its export
-            check_export(self._model, of_one_row(checked.manifest))
+            check_export(self._model, checked.manifest)
         self._describe()
         self.model = PrivateModel(
             self._model.network,
@@ -349,7 +349,7 @@ class _Run:
     def _export(self, average: str | None = None) -> None:
         export(
             self._model,
-            of_one_row(self._checked.manifest),
+            self._checked.manifest,
             self._request.run,
             average=average,
         )
@@ -362,7 +362,7 @@ def _path_of(model: models.TrainableModel, settings: TrainSettings) -> str:
 
 
 def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
-    specs = element_spec(of_one_row(checked.manifest))["columns"]
+    specs = element_spec(checked.manifest)["columns"]
     columns = {
         name: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
         for name, spec in specs.items()

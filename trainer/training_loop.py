@@ -55,7 +55,7 @@ from trainer.core.step.pure_graph import check_state, variables_read
 from trainer.core.step.workers import Workers
 from trainer.core.tf_compat import raw_variable, tf
 from trainer.model import weights
-from trainer.model.trainable_model import TrainableModel, of_users
+from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import one_line_errors
 from trainer.report.progress import Reporter
 from trainer.run import hooks
@@ -264,8 +264,7 @@ class Training:
         )
 
     def _find_best(self) -> BestIterate:
-        manifest = self.session.manifest
-        model = of_users(self._model, manifest)  # one view of a row, without dropout
+        manifest, model = self.session.manifest, self._model  # one view, no dropout
         return BestIterate(
             self._model.variables,
             lambda columns: model.losses(model.columns_of(columns)),

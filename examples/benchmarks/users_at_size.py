@@ -10,7 +10,7 @@ the users have fewer than five.  Then ``dpsgd prepare``, ``batches``, ``train`` 
 ``account`` run as commands, each in a process of its own.
 
 What is printed of a command is wall-clock seconds, seconds of processors, and the
-resident memory of the largest process.  With --sample users an example is a user.
+resident memory of the largest process.
 """
 
 from __future__ import annotations
@@ -106,10 +106,8 @@ def write_rows(work: pathlib.Path, num_rows: int, num_users: int) -> None:
 def commands(options: argparse.Namespace) -> list[list[str]]:
     """Returns the commands, with their options."""
     work, slots = options.work, options.rows
-    if options.sample == "users":
-        slots = options.users
     model = f"{pathlib.Path(__file__).stem}:{linear.__name__}"
-    most = f"--max-examples-per-user {options.most} --sample {options.sample}"
+    most = f"--max-examples-per-user {options.most}"
     size = max(1, slots // _STEPS)
     lines = [
         f"prepare --input {work}/table --schema {work}/schema.toml {most} "
@@ -162,7 +160,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=46_000_000)
     parser.add_argument("--users", type=int, default=5_000_000)
     parser.add_argument("--most", type=int, default=10, help="Rows of a user.")
-    parser.add_argument("--sample", choices=("rows", "users"), default="rows")
     parser.add_argument("--work", type=pathlib.Path, required=True)
     options = parser.parse_args()
     write_rows(options.work, options.rows, options.users)

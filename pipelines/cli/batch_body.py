@@ -149,7 +149,7 @@ def run(
 def _with_best_bands(settings: BatchSettings, dataset: Dataset) -> BatchSettings:
     """Returns settings with the number of bands by the rule, which it says."""
     bounded = dataset.bounded
-    if bounded is not None and bounded.examples_per_user > 1:
+    if bounded is not None and bounded.max_examples_per_user > 1:
         print("bands: 1, since rows of a user are in several groups", file=sys.stderr)
         return dataclasses.replace(settings, bands=1)
     settings, found = settings.with_best_bands(

@@ -27,7 +27,7 @@ from pipelines.tables.synthetic import SynthOptions, write_synth
 
 #: Options about users; the first ones are needed.
 _NEEDED = ("max_examples_per_user", "num_examples")
-_OF_USERS = (*_NEEDED, "sampled", "bound_held_out", "key_file", "memory_limit")
+_OF_USERS = (*_NEEDED, "bound_held_out", "key_file", "memory_limit")
 
 
 def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
@@ -216,7 +216,6 @@ def _prepared(
         return {
             "out": out,
             "unit_of_privacy": "user",
-            "an_example_is": bound.sampled.removesuffix("s"),
             "max_examples_per_user": bound.max_examples_per_user,
             "num_examples": bound.num_examples,
             "input_files": summary.num_files,
@@ -249,7 +248,7 @@ def _users_of(prepared: TableOptions, flags: dict[str, Any]) -> UserOptions | No
     if not user:
         if not flags:
             return None
-        flag = next(iter(flags)).replace("_", "-").replace("sampled", "sample")
+        flag = next(iter(flags)).replace("_", "-")
         raise InputError(
             f"Expected no --{flag} without a column of users. "
             f"Leave it out, or name the column of ids by --user."
@@ -263,8 +262,7 @@ def _users_of(prepared: TableOptions, flags: dict[str, Any]) -> UserOptions | No
             "times the rows that are kept, batches hold a tenth of --batch-size. Give "
             'both, or write kind = "drop" in the schema.'
         )
-    names = [name for name in (*_NEEDED, "sampled") if name in flags]
     settings = BoundSettings(
-        user_column=user, **{name: flags.pop(name) for name in names}
+        user_column=user, **{name: flags.pop(name) for name in _NEEDED}
     )
     return UserOptions(settings=settings, **flags)

@@ -26,11 +26,9 @@ class PrepareOptions:
       user: Column of the users' ids, as of kind user in the schema.
       max_examples_per_user: Maximum number of rows kept per user for training, at
         random.
-      num_examples: A public upper bound on the rows kept for training or, with
-        --sample users, on the users.  It replaces their true number in the sampling
-        rate: batches are smaller by as much as it is larger.
-      sampled: What an example is, a row or a user.  A user is one record of all rows
-        kept; its gradient is that of their mean loss.  [default: rows]
+      num_examples: A public upper bound on the rows kept for training.  It replaces
+        their true number in the sampling rate: batches are smaller by as much as it is
+        larger.
       bound_held_out: Bounds held-out rows, too, for `dpsgd statistics` and `dpsgd
         evaluate`.  [default: all of them are kept]
       key_file: Secret key that chooses rows of users, made if missing; not the one of
@@ -44,9 +42,6 @@ class PrepareOptions:
     user: Annotated[str | None, OfUsers] = None
     max_examples_per_user: Annotated[int | None, OfUsers] = None
     num_examples: Annotated[int | None, OfUsers] = None
-    sampled: Annotated[
-        Literal["rows", "users"] | None, OfUsers, Parameter(name="--sample")
-    ] = None
     bound_held_out: Annotated[bool | None, OfUsers] = None
     key_file: Annotated[LocalText | None, OfUsers, RARE] = None
     memory_limit: Annotated[Size | None, OfUsers, RARE] = None

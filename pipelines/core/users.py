@@ -1,9 +1,5 @@
 """The note in a data set's metadata that bounds how many rows each user has.
 
-An example is either a row, of which a user has at most k, or a user.  A record of a
-user holds its rows in columns of shape (k, ...) padded with zeros, and the column
-``ROW_WEIGHTS``, 1 for a row and 0 for padding.
-
 `dpsgd prepare` writes the note into its Parquet files, from where it passes to batches,
 runs and privacy statements.
 
@@ -49,7 +45,6 @@ import numpy as np
 
 from accounting.core.validation import (
     InputError,
-    check_choice,
     check_int,
     header,
     read_fields,
@@ -62,48 +57,29 @@ BOUNDED = "bounded"
 #: Label of the commitments to the key that chooses rows.
 KEY_LABEL = "key of choices"
 
-#: What an example is.
-ROWS, USERS = SAMPLED = ("rows", "users")
-#: Column (k,) of records of users: 1 for a row, 0 for padding.
-ROW_WEIGHTS = "row_weights"
-
-_HEADER: Any = {"format_name": "dpsgd-bounded", "version": 1}
+_HEADER: Any = {"format_name": "dpsgd-bounded", "version": 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserBound:
-    """How many rows of each user are kept, and what an example is.
+    """How many rows of each user are kept.
 
     Attributes:
       user_column: Column of the ids: whole numbers or text.
       max_examples_per_user: Maximum number of rows kept per user.
-      num_examples: Slots: a public upper bound on the kept rows or, if users are
-        sampled, on the users.
-      sampled: What an example is, one of ``SAMPLED``.
+      num_examples: Slots: a public upper bound on the kept rows.
 
     Raises:
-      InputError: a number is below 1, or ``sampled`` is unknown.
+      InputError: a number is below 1.
     """
 
     user_column: str
     max_examples_per_user: int
     num_examples: int
-    sampled: str = ROWS
 
     def __post_init__(self) -> None:
-        check_choice("sampled", self.sampled, SAMPLED)
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         check_int("num_examples", self.num_examples, at_least=1)
-
-    @property
-    def has_users(self) -> bool:
-        """Whether an example is a user."""
-        return self.sampled == USERS
-
-    @property
-    def examples_per_user(self) -> int:
-        """Maximum number of examples per user."""
-        return 1 if self.has_users else self.max_examples_per_user
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,11 +97,6 @@ class Bounded(UserBound):
     def unit(self) -> str:
         """The privacy unit, in words."""
         most = self.max_examples_per_user
-        if self.has_users:
-            return (
-                f"one user: an example holds the rows of one, of which `dpsgd prepare` "
-                f"kept at most {most}, at random"
-            )
         rows = "row" if most == 1 else "rows"
         return (
             f"one user, of whom `dpsgd prepare` kept at most {most} {rows}, at random"
@@ -177,16 +148,14 @@ def draw_priorities(key: bytes, first: int, num_rows: int) -> np.ndarray:
 
 
 def least_rows(rows: str, most: int) -> str:
-    """Returns the query for the kept rows: (place, is_first), in any order.
-
-    Exactly one kept row of each user is first.
+    """Returns the query for the places of the kept rows, in any order.
 
     Args:
       rows: Table of rows: (user_number, priority, place).
       most: Maximum number of rows kept per user, at least 1.
     """
     return f"""
-        select place, ordinal = 1 as is_first
+        select place
         from (
             select place, row_number() over (
                 partition by user_number order by priority, place

@@ -172,7 +172,7 @@ def _check_slots(plan: DpSgdPlan, dataset: Dataset) -> None:
             "it gives each of a public number of slots a place, and which slots have "
             "rows depends on the users. Use truncated-poisson or poisson."
         )
-    count = dataset.bounded.examples_per_user if dataset.bounded else 1
+    count = dataset.bounded.max_examples_per_user if dataset.bounded else 1
     if count > 1 and not is_supported(plan.sampler, REPLACE_SPECIAL, count):
         raise InputError(
             f"Expected --sampler {plan.sampler} not to be used on up to {count} rows "

@@ -2,10 +2,9 @@
 
 Beside its numbers a row has a column ``USER``: the number of its user, by ``hash_ids``.
 One DuckDB query over 24 bytes of each row (user, priority, place) chooses the rows that
-are kept; then the rows are read in order, and the kept ones are written without USER,
-or packed into one record for each user.  Where `prepare` runs on an engine, workers
-convert the files and this choice runs once, on the machine that started the job: there
-is no second implementation.
+are kept; then the rows are read in order, and the kept ones are written without USER.
+Where `prepare` runs on an engine, workers convert the files and this choice runs once,
+on the machine that started the job: there is no second implementation.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20 and
 keyed BLAKE2b:
@@ -14,13 +13,11 @@ keyed BLAKE2b:
   - pure function: which rows are kept depends only on the key, the table and the
     settings; written files are the same bytes for any pieces, threads and memory.
   - the id is gone: files hold every column but USER, in the same order.
-  - records: one of each user holds all of its kept rows in order, and no other user's;
-    the rest is zero in every column, and has weight 0 in ``ROW_WEIGHTS``.
   - nothing is told: no message, call of progress or public field depends on the number
-    of users, or on how many rows any of them has; but more kept rows (or users) than
+    of users, or on how many rows any of them has; but more kept rows than
     ``num_examples`` are refused, without their number.
-  - bounded memory: the query spills into ``work``; a row group of a piece, and a share
-    of the users, are held at a time.
+  - bounded memory: the query spills into ``work``; a row group of a piece is held at a
+    time.
 
 Public: settings, names and types of columns.  Sensitive: rows, numbers of users, the
 key, and everything in ``work``.
@@ -41,13 +38,10 @@ import pyarrow.parquet as pq
 
 from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.core.validation import InputError, check_int
-from pipelines.core.batches.manifest import Column, row_bytes
 from pipelines.core.keys import commitment, derive
 from pipelines.core.users import (
     BOUNDED,
     KEY_LABEL,
-    ROW_WEIGHTS,
-    ROWS,
     Bounded,
     UserBound,
     draw_priorities,
@@ -56,14 +50,9 @@ from pipelines.core.users import (
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
     description_of,
-    numeric_columns,
-    table_columns,
 )
 from pipelines.tables.prepared_files import (
-    ROW_GROUP_BYTES,
     Pieces,
-    arrow_field,
-    arrow_table,
 )
 from pipelines.tables.table_files import connect
 
@@ -78,8 +67,6 @@ _CHOSEN_OF = pa.schema(
 )
 #: Bytes that DuckDB needs for each of its threads, to sort any number of rows.
 _THREAD_MEMORY = 128 << 20
-#: Shares of the users, of which one is packed at a time, per memory of their rows.
-_SHARES = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,22 +79,12 @@ class BoundSettings(UserBound):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.has_users:
-            check_int(
-                "max_examples_per_user",
-                self.max_examples_per_user,
-                at_most=MOST_EXAMPLES_PER_USER,
-                remedy="No epsilon is proven for more sampled rows of a user. Keep "
-                "fewer, or sample users: --sample users.",
-            )
-
-    @property
-    def held_out(self) -> BoundSettings:
-        """The bound on held-out rows, of which an example is always a row."""
-        if not self.has_users:
-            return self
-        slots = self.num_examples * self.max_examples_per_user
-        return dataclasses.replace(self, sampled=ROWS, num_examples=slots)
+        check_int(
+            "max_examples_per_user",
+            self.max_examples_per_user,
+            at_most=MOST_EXAMPLES_PER_USER,
+            remedy="No epsilon is proven for more rows of a user. Keep fewer.",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,20 +112,11 @@ def bounded_schema(
       settings: Which rows are kept.
       key: As for ``bound_pieces``.
       table: As for ``bound_pieces``.
-
-    Raises:
-      InputError: records of users cannot hold the columns, or so many rows.
     """
     chosen_by = commitment(key, KEY_LABEL) + commitment(key, KEY_LABEL, table)
     note = Bounded(**dataclasses.asdict(settings), key=chosen_by)
     told = {**description_of(rows, "--input"), BOUNDED: note.to_json()}
-    metadata = {DATASET_METADATA_KEY: json.dumps(told).encode()}
-    if not settings.has_users:
-        return rows.with_metadata(metadata)
-    most = settings.max_examples_per_user
-    columns = _record_columns(rows, most)
-    fields = [arrow_field(each, most, *each.shape) for each in columns]
-    return pa.schema(fields, metadata)
+    return rows.with_metadata({DATASET_METADATA_KEY: json.dumps(told).encode()})
 
 
 def bound_pieces(
@@ -176,37 +144,24 @@ def bound_pieces(
       table: What tells the table and the split from others that this key bounds, such
         as a digest of its files: choices are independent of theirs.
       limits: What the job may use.
-      row_group_rows: Rows (or users) of a row group, at most.
+      row_group_rows: Rows of a row group, at most.
       row_groups_per_file: Row groups of a file, at most.
       on_progress: See ``OnProgress``.
 
     Raises:
-      InputError: as for ``bounded_schema``; too few slots; or no room in memory or on
-        the disk.
+      InputError: too few slots; or no room in memory or on the disk.
     """
     schema = bounded_schema(rows, settings, key, table)
     own_key = derive(key, "choice of rows", table)
     num_rows = sum(pq.read_metadata(piece).num_rows for piece in pieces)
     told = _Percent(on_progress, 2 * num_rows)  # they are read twice
-    columns: tuple[Column, ...] = ()
-    size = row_group_rows
-    if settings.has_users:  # of rows, values may be kept as texts
-        columns = numeric_columns(rows)
-        record_bytes = row_bytes(columns) + np.float32().nbytes
-        fitting = ROW_GROUP_BYTES // (settings.max_examples_per_user * record_bytes)
-        size = max(1, min(size, fitting))
-    per_file = row_groups_per_file
-    with Pieces(folder, "part-", schema, size, per_file, or_empty=True) as out:
-        with _choice(pieces, settings, own_key, limits, told) as choice:
-            kept = _kept_rows(pieces, choice, told)
-            if settings.has_users:
-                shares = _spill(kept, columns, limits, num_rows)
-            else:
-                for some in kept:
-                    out.write(some.select(rows.names))
-        if settings.has_users:  # DuckDB has returned its memory
-            for some in _records(shares, columns, schema, settings, size):
-                out.write(some)
+    size, per_file = row_group_rows, row_groups_per_file
+    with (
+        Pieces(folder, "part-", schema, size, per_file, or_empty=True) as out,
+        _choice(pieces, settings, own_key, limits, told) as choice,
+    ):
+        for some in _kept_rows(pieces, choice, told):
+            out.write(some.select(rows.names))
     told.up_to(100)
 
 
@@ -251,7 +206,7 @@ def _choice(
     limits: Limits,
     told: _Percent,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yields a connection with the table ``kept`` of (place, is_first)."""
+    """Yields a connection with the table ``kept`` of places."""
 
     def numbers() -> Iterator[pa.RecordBatch]:
         for first, table in _read(pieces, [USER]):
@@ -262,20 +217,17 @@ def _choice(
             told.add(len(table))
 
     query = least_rows("numbers", settings.max_examples_per_user)
-    counted = "is_first" if settings.has_users else "true"
     with _plain_errors(limits.work), _connect(limits) as database:
         reader = pa.RecordBatchReader.from_batches(_CHOSEN_OF, numbers())
         database.register("numbers", reader)
         # In this order a few rows are found without a scan of the whole table.
         database.execute(f"create temp table kept as from ({query}) order by place")
-        database.execute(f"select count(*) filter ({counted}) from kept")
-        ((count,),) = database.fetchall()
+        ((count,),) = database.execute("select count(*) from kept").fetchall()
         if count > settings.num_examples:
-            what = "users" if settings.has_users else "rows that are kept"
             raise InputError(
                 f"Expected num_examples={settings.num_examples} to be at least the "
-                f"{what}. Give a larger public number, such as the rows of the whole "
-                "table."
+                "rows that are kept. Give a larger public number, such as the rows of "
+                "the whole table."
             )
         yield database
 
@@ -315,95 +267,3 @@ def _kept_rows(
         keep[found["place"] - first] = True
         yield table.filter(pa.array(keep))
         told.add(len(table))
-
-
-# --- Records of users ---------------------------------------------------------------
-
-
-def _record_columns(rows: pa.Schema, most: int) -> tuple[Column, ...]:
-    """Returns the columns of a row of a record, or refuses them."""
-    if ROW_WEIGHTS in rows.names:
-        raise InputError(
-            f"Expected no column {ROW_WEIGHTS}: it is to tell rows from padding. "
-            "Rename it."
-        )
-    columns = (*numeric_columns(rows), Column(name=ROW_WEIGHTS, dtype="float32"))
-    check_int(
-        "max_examples_per_user",
-        most,
-        at_most=max(1, ROW_GROUP_BYTES // row_bytes(columns)),
-        remedy="One record holds so many rows of a user. Keep fewer, or sample rows.",
-    )
-    return columns
-
-
-def _row_type(columns: Sequence[Column]) -> np.dtype:
-    types = [(f"{i}", each.numpy_dtype) for i, each in enumerate(columns)]
-    return np.dtype([("user", "<u8"), *types])
-
-
-def _spill(
-    kept: Iterable[pa.Table],
-    columns: tuple[Column, ...],
-    limits: Limits,
-    num_rows: int,
-) -> list[pathlib.Path]:
-    """Writes the kept rows to a file for each share of the users, in order.
-
-    Shares are ranges of the users' numbers, which are uniform: a hash made them.
-    """
-    kind = _row_type(columns)
-    num_shares = 1 + num_rows * kind.itemsize * _SHARES // limits.memory_limit
-    paths = [limits.work / f"share-{number}" for number in range(num_shares)]
-    for path in paths:
-        path.touch()
-    for table in kept:
-        rows = np.zeros(len(table), kind)
-        rows["user"] = table[USER].to_numpy()
-        for i, values in enumerate(table_columns(table, columns).values()):
-            rows[f"{i}"] = values
-        shares = (rows["user"] >> np.uint64(32)) * np.uint64(num_shares)
-        shares >>= np.uint64(32)
-        order = np.argsort(shares, kind="stable")
-        edges = np.searchsorted(shares[order], np.arange(1, num_shares))
-        for path, some in zip(paths, np.split(rows[order], edges), strict=True):
-            with open(path, "ab") as file:
-                some.tofile(file)
-    return paths
-
-
-def _records(
-    shares: Iterable[pathlib.Path],
-    columns: tuple[Column, ...],
-    schema: pa.Schema,
-    settings: BoundSettings,
-    size: int,
-) -> Iterator[pa.Table]:
-    """Yields one record for each user, at most ``size`` at a time."""
-    for path in shares:
-        rows = np.fromfile(path, _row_type(columns))
-        path.unlink()
-        rows = rows[np.argsort(rows["user"], kind="stable")]
-        starts = np.flatnonzero(np.diff(rows["user"], prepend=~rows["user"][:1]))
-        for some in range(0, len(starts), size):
-            end = starts[some + size] if some + size < len(starts) else len(rows)
-            most = settings.max_examples_per_user
-            yield _packed(rows[starts[some] : end], columns, most, schema)
-
-
-def _packed(
-    rows: np.ndarray, columns: tuple[Column, ...], most: int, schema: pa.Schema
-) -> pa.Table:
-    """Returns the records of rows that are sorted by user."""
-    is_first = np.diff(rows["user"], prepend=~rows["user"][:1]) != 0
-    starts = np.flatnonzero(is_first)
-    user = np.cumsum(is_first) - 1
-    place = np.arange(len(rows)) - starts[user]
-    weights = np.zeros((len(starts), most), np.float32)
-    weights[user, place] = 1.0
-    arrays = []
-    for i, column in enumerate(columns):
-        values = np.zeros((len(starts), most), column.numpy_dtype)
-        values[user, place] = rows[f"{i}"]
-        arrays.append(values)
-    return arrow_table((*arrays, weights), schema)

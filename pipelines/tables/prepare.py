@@ -536,7 +536,7 @@ def _bound(
     bound_pieces(
         job.pieces(part),
         folder / part,
-        users.settings if part == SPLITS[0] else users.settings.held_out,
+        users.settings,
         read_key_file(job.key_file),
         job.options.rows_schema,
         table=fingerprint([table, part]),

@@ -20,7 +20,6 @@ import numpy as np
 
 from accounting.core.plan import POISSON, DpSgdPlan
 from pipelines.core.batches.manifest import BatchFile, Column, Manifest
-from pipelines.core.users import BOUNDED, ROW_WEIGHTS, USERS, Bounded
 from pipelines.tables.schema import LABEL, Schema
 from tests.trainer.zoo import arrays
 from trainer.core.step.noise import SEEDS, row_seeds
@@ -28,7 +27,6 @@ from trainer.core.tf_compat import keras, tf
 from trainer.gradients.paths import ONE_PASS
 from trainer.model.layers import keyed_layers
 from trainer.model.losses import loss_by_name, loss_of_keras
-from trainer.model.rows import of_one_row
 from trainer.model.trainable_model import ONE_VIEW, TrainableModel, nested_inputs
 from trainer.models import as_functional, check_model, make_trained
 
@@ -109,7 +107,6 @@ class Architecture:
       columns: Inputs and labels.
       loss: A loss for ``compile``; a name for ``dpsgd train``.
       loss_weights: Factors of the losses of several outputs.
-      rows_per_user: Most rows of a user; 0 if each row is an example.
       dataset: The description of the data in the manifest.
     """
 
@@ -118,24 +115,15 @@ class Architecture:
     columns: Mapping[str, Values]
     loss: Any
     loss_weights: Mapping[str, float] | None
-    rows_per_user: int
     dataset: Mapping[str, Any]
 
     @functools.cached_property
     def manifest(self) -> Manifest:
         """The manifest of batches of these columns."""
-        size = (self.rows_per_user,) if self.rows_per_user else ()
         columns = [
-            Column(name=name, dtype=values.dtype, shape=(*size, *values.shape))
+            Column(name=name, dtype=values.dtype, shape=values.shape)
             for name, values in self.columns.items()
         ]
-        dataset = dict(self.dataset)
-        if self.rows_per_user:
-            columns.append(Column(name=ROW_WEIGHTS, dtype="float32", shape=size))
-            dataset[BOUNDED] = Bounded(
-                user_column="user", max_examples_per_user=self.rows_per_user,
-                num_examples=100, sampled=USERS,
-            ).to_json()  # fmt: skip
         return Manifest(
             plan=DpSgdPlan(
                 sampler=POISSON, num_examples=100, expected_batch_size=8, num_steps=1
@@ -146,37 +134,34 @@ class Architecture:
             files=(
                 BatchFile(name="batches-00000000.tfrecord", first_step=0, num_steps=1),
             ),
-            dataset=dataset,
+            dataset=dict(self.dataset),
         )
 
     def rows(self, num_rows: int, seed: int = 0) -> np.ndarray:
-        """Made-up rows, or users with one to all rows, by column."""
+        """Made-up rows, by column."""
         random = np.random.default_rng(seed)
         columns = self.manifest.columns
         rows = np.zeros(num_rows, [(c.name, c.dtype, c.shape) for c in columns])
         for name, values in self.columns.items():
             rows[name] = values.draw(random, rows[name].shape)
-        if self.rows_per_user:
-            count = random.integers(1, self.rows_per_user + 1, (num_rows, 1))
-            rows[ROW_WEIGHTS] = np.arange(self.rows_per_user) < count
         return rows
 
     def network(self) -> Any:
         """A network with weights near their initial values, none of them 0."""
         keras.utils.set_random_seed(0)
-        of_row = of_one_row(self.manifest)
+        manifest = self.manifest
         parameters = inspect.signature(self.make).parameters.values()
         names = [one.name for one in parameters if one.default is one.empty]
         inputs = {
             column.name: keras.Input(column.shape, dtype=column.dtype, name=column.name)
-            for column in of_row.columns
+            for column in manifest.columns
             if column.name in names
         }
         if inputs:
             network = keras.Model(inputs, self.make(**inputs))
         else:
-            network = self.make(*[of_row][: len(names)])
-        network, random = as_functional(network, of_row), np.random.default_rng(0)
+            network = self.make(*[manifest][: len(names)])
+        network, random = as_functional(network, manifest), np.random.default_rng(0)
         for variable in network.trainable_variables:
             variable.assign_add(random.normal(0, 0.1, variable.shape).astype("f4"))
         return network
@@ -188,7 +173,7 @@ class Architecture:
             loss = loss_by_name(self.loss)
         else:
             loss = loss_of_keras(self.loss, self.loss_weights, network.output)
-        columns = of_one_row(self.manifest).columns
+        columns = self.manifest.columns
         return TrainableModel(
             network=network, description={}, loss=loss, columns=columns
         )
@@ -196,7 +181,7 @@ class Architecture:
     def trained(self) -> TrainableModel:
         """The model as a step of ``make_private`` and `dpsgd train` trains it."""
         model = self.plain()
-        check_model(model, of_one_row(self.manifest))
+        check_model(model, self.manifest)
         return make_trained(model, self.manifest, ONE_VIEW)
 
     def with_seeds(self, rows: np.ndarray, model: TrainableModel) -> np.ndarray:
@@ -217,23 +202,12 @@ class Architecture:
         for index in range(len(rows)):
             row = {name: rows[name][[index]] for name in rows.dtype.names}
             with tf.GradientTape() as tape:
-                total = self._loss(network, row)
+                total = _loss_of_row(network, row)
             gradients = tape.gradient(
                 total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
             found.append(arrays(gradients))
         return found
-
-    def _loss(self, network: Any, row: Mapping[str, np.ndarray]) -> Any:
-        """The loss of a row, or the mean of those of a user, one after the other."""
-        if not self.rows_per_user:
-            return _loss_of_row(network, row)
-        (weights,) = row[ROW_WEIGHTS]
-        losses = [
-            _loss_of_row(network, {name: row[name][:, at] for name in row})
-            for at in np.flatnonzero(weights)
-        ]
-        return tf.add_n(losses) / len(losses)
 
 
 def _loss_of_row(network: Any, row: Mapping[str, np.ndarray]) -> Any:
@@ -261,7 +235,6 @@ def registers(into: Architectures) -> Callable[..., Any]:
         name: str = "",
         loss: Any = LOGISTIC,
         loss_weights: Mapping[str, float] | None = None,
-        rows_per_user: int = 0,
         schema: Schema | None = None,
         **columns: Values,
     ) -> Callable[[Any], Any]:
@@ -275,7 +248,6 @@ def registers(into: Architectures) -> Callable[..., Any]:
                 columns={"label": ids(2), **columns},
                 loss=loss,
                 loss_weights=loss_weights,
-                rows_per_user=rows_per_user,
                 dataset={} if schema is None else schema.description,
             )
             return make

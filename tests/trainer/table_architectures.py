@@ -317,18 +317,10 @@ _CLASSES = _schema(task="classes", classes=["red", "green", "blue"])
 _NUMBER = _schema(task="regression", range=[0, 100])
 _OF_CLASSES = "sparse_categorical_crossentropy"
 
-for _name, _table, _loss, _rows in (
-    ("named_classes", _CLASSES, _OF_CLASSES, 0),
-    ("named_classes_of_users", _CLASSES, _OF_CLASSES, 3),
-    ("regression", _NUMBER, "mean_squared_error", 0),
-    ("regression_of_users", _NUMBER, "huber", 3),
+for _name, _table, _loss in (
+    ("named_classes", _CLASSES, _OF_CLASSES),
+    ("regression", _NUMBER, "mean_squared_error"),
 ):
-    architecture(name=_name, schema=_table, loss=_loss, rows_per_user=_rows)(
+    architecture(name=_name, schema=_table, loss=_loss)(
         lambda manifest: table_model(read_table(manifest), embedding_dim=2, hidden=(4,))
     )
-
-
-@architecture(words=ids(7, 3), rows_per_user=2)
-def masked_lstm_of_users(words: Any) -> Any:
-    values = layers.Embedding(7, 3, mask_zero=True)(words)
-    return layers.Dense(1)(layers.Dropout(0.3)(layers.LSTM(2)(values)))

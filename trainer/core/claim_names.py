@@ -24,7 +24,6 @@ LAZY_NOISE = "lazy noise"
 BANDED_NOISE = "banded noise"
 WORKERS = "workers"
 VIEWS = "views"
-USER_ROWS = "user rows"
 MOVED_WEIGHTS = "moved weights"
 RELEASED_MOVES = "released moves"
 HIDDEN_MIXTURES = "hidden mixtures"
@@ -40,7 +39,6 @@ CLAIMS = {
     "example was in two of so many steps",
     WORKERS: "several processes added up the sums of one",
     VIEWS: "the views of an example were made of its row alone",
-    USER_ROWS: "the loss of a user was the mean over the rows of this user alone",
     MOVED_WEIGHTS: "weights were moved for one example by this example alone",
     RELEASED_MOVES: "weights were moved by earlier releases alone",
     HIDDEN_MIXTURES: "mixing coefficients were as the theorem has them, and hidden",

@@ -54,7 +54,6 @@ from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.core.run.run_record import read_run
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import METRICS, name_of
-from trainer.model.rows import columns_of_row
 from trainer.model.user_code import check_views, load_function
 from trainer.report.run_files import METRICS_NAME, read_metrics
 from trainer.run import privacy
@@ -326,7 +325,6 @@ def settled(settings: ComparisonSettings) -> tuple[ComparisonSettings, Dataset]:
     if metric == AUTO_METRIC:
         metric = METRICS[trained[0].task][0]
     found = dataclasses.replace(settings, trained=trained, metric=metric)
-    columns = columns_of_row(dataset.columns, described)
     for each in trained:
         Runs(found, silent).request(Trial(name="", batches="", settings=each))
         check_files_of(each)
@@ -335,7 +333,7 @@ def settled(settings: ComparisonSettings) -> tuple[ComparisonSettings, Dataset]:
             known = (*known, name_of(load_function(each.metric, "metric")))
         check_choice("metric", metric, known)
         check_views(each.views, each.augment)
-    HeldOut(settings.held_out, columns, described, dataset.footers.values())
+    HeldOut(settings.held_out, dataset.columns, described, dataset.footers.values())
     return found, dataset
 
 

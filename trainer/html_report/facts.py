@@ -180,7 +180,6 @@ def collect(
         "unit": {
             "of_users": bounded is not None,
             "rows_per_user": bounded and bounded.max_examples_per_user,
-            "user_is_example": bounded is not None and bounded.has_users,
         },
         "privacy": _privacy(record, statement, protected),
         "plan": {

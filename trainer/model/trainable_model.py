@@ -2,17 +2,12 @@
 
 ``GroupedModel`` is of groups of rows: the loss of a group is the mean of its rows'.
 
-    loss of group i = sum_r w_ir loss(row ir) / sum_r w_ir
-
-A group is the views of one example (augmentation multiplicity), with equal weights, or
-the rows of one user, padded to a constant number with rows of weight 0.  The network
-computes all rows of all groups at once.  Gradients are summed over the rows of a group
-before they are clipped.
+A group is the views of one example (augmentation multiplicity).  The network computes
+all rows of all groups at once.  Gradients are summed over the rows of a group before
+they are clipped.
 
 Formal guarantees of groups:
-  - The loss of a group is a function of its own rows and weights.
-  - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included.
-  - A group whose rows all have weight 0 has a loss of exactly 0.
+  - The loss of a group is a function of its own rows.
 
 Views are K versions of an example; the gradient of their mean loss is clipped.  They
 are made in each step by a random augmentation, ``--augment module:name``:
@@ -51,8 +46,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.manifest import Column, Manifest
-from pipelines.core.users import ROW_WEIGHTS
+from pipelines.core.batches.manifest import Column
 from trainer.core.step.noise import SEEDS
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.tf_compat import raw_variable, tf
@@ -65,7 +59,6 @@ from trainer.model.layers import (
 )
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
 from trainer.model.metrics import LABEL
-from trainer.model.rows import has_users, rows_per_user
 from trainer.model.user_code import check_views, load_function, one_line_errors
 
 Kept = TypeVar("Kept")
@@ -166,14 +159,8 @@ class TrainableModel:
         return plain_layers(self.network)
 
     def columns_of(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those of the columns that the losses take; a user's first row."""
-        return {
-            name: columns[name][:, 0]
-            if len(columns[name].shape) > len(spec.shape)
-            else columns[name]
-            for name, spec in self.column_specs.items()
-            if name in columns
-        }
+        """Returns those of the columns that the losses take."""
+        return {name: columns[name] for name in self.column_specs if name in columns}
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
         """Returns the loss of each example, of shape (batch,).
@@ -265,13 +252,11 @@ class GroupedModel(TrainableModel):
       size: Rows of a group.
       by_row: Columns (batch, size, ...) with one value per row; the rows of a group
         share the values of all other columns.
-      row_weights: Column (batch, size) of weights, at least 0; None for equal weights.
     """
 
     of_row: TrainableModel
     size: int
     by_row: frozenset[str]
-    row_weights: str | None = None
 
     @property
     def rows_per_example(self) -> int:
@@ -290,75 +275,22 @@ class GroupedModel(TrainableModel):
           outputs: Outputs of the network for their rows; computed if None.
         """
         losses = self.of_row.losses(self._rows(columns), outputs)
-        losses = tf.reshape(losses, (-1, self.size))
-        if self.row_weights is None:
-            return tf.reduce_sum(losses, 1) / self.size
-        weights = self._weights(columns)
-        # Not a product with 0, which is NaN for a loss of NaN.
-        weighted = tf.where(weights > 0, losses * weights, 0.0)
-        return tf.math.divide_no_nan(
-            tf.reduce_sum(weighted, 1), tf.reduce_sum(weights, 1)
-        )
+        return tf.reduce_sum(tf.reshape(losses, (-1, self.size)), 1) / self.size
 
     def accepts(self, columns: Mapping[str, Any]) -> Any:
-        """Returns whether the loss takes all labels of positive weight, (batch,)."""
+        """Returns whether the loss takes all labels of a group, (batch,)."""
         accepted = self.of_row.accepts(self._rows(columns))
-        accepted = tf.reshape(accepted, (-1, self.size))
-        if self.row_weights is not None:
-            accepted = tf.logical_or(accepted, self._weights(columns) == 0)
-        return tf.reduce_all(accepted, 1)
-
-    def _weights(self, columns: Mapping[str, Any]) -> Any:
-        assert self.row_weights is not None
-        return tf.cast(columns[self.row_weights], tf.float32)
+        return tf.reduce_all(tf.reshape(accepted, (-1, self.size)), 1)
 
     def _rows(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the columns of all rows, (batch * size, ...), zero in padding."""
-        padding = None
-        if self.row_weights is not None:
-            padding = self._weights(columns) == 0
+        """Returns the columns of all rows, (batch * size, ...)."""
         rows = {}
         for name, value in columns.items():
             if name not in self.by_row:
                 value = tf.expand_dims(value, 1)
                 value = tf.tile(value, [1, self.size] + [1] * (len(value.shape) - 2))
-            elif padding is not None:
-                rank = len(value.shape) - 2
-                there = tf.reshape(padding, [-1, self.size] + [1] * rank)
-                value = tf.where(there, tf.zeros_like(value), value)
             rows[name] = tf.reshape(value, (-1, *value.shape[2:]))
         return rows
-
-
-def of_users(model: TrainableModel, manifest: Manifest) -> TrainableModel:
-    """Returns the model of users, if users are the examples of the batches.
-
-    Args:
-      model: Model of one row, with its views and seeds.
-      manifest: Manifest of the batches.
-    """
-    if not has_users(manifest):
-        return model
-    size = rows_per_user(manifest)
-    by_row = frozenset(column.name for column in model.columns)
-    weights = [column for column in manifest.columns if column.name == ROW_WEIGHTS]
-    return GroupedModel(
-        network=model.network,
-        description={**model.description, "rows_per_user": size},
-        loss=model.loss,
-        columns=(
-            *(
-                dataclasses.replace(column, shape=(size, *column.shape))
-                for column in model.columns
-            ),
-            *weights,
-        ),
-        seeds=None if model.seeds is None else (size, *model.seeds),
-        of_row=model,
-        size=size,
-        by_row=by_row,
-        row_weights=ROW_WEIGHTS,
-    )
 
 
 #: (columns of one example, seed) -> the columns that a view changes.

@@ -48,7 +48,6 @@ from accounting.core.validation import (
     check_float,
     check_int,
 )
-from pipelines.core.users import ROWS as ROWS_SAMPLED
 from pipelines.core.users import Bounded
 from pipelines.files.outputs import check_new, output_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
@@ -215,11 +214,6 @@ def _check_table(dataset: Dataset, schema: Schema, table: str) -> None:
             f"Expected the users of {table} to be bounded: nothing bounds how many "
             "rows of one are held out. Give a part of what `dpsgd prepare "
             "--bound-held-out` makes."
-        )
-    if bounded is not None and bounded.sampled != ROWS_SAMPLED:
-        raise InputError(
-            f"Expected {table} to hold rows, not records of users. Give what `dpsgd "
-            "bound` writes without --sample users."
         )
 
 

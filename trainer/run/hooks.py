@@ -213,8 +213,6 @@ def _claims(model: TrainableModel, settings: TrainSettings) -> list[str]:
     found = [] if claim is None else [claim]
     if model.prepare is not None or model.description.get("views", 1) > 1:
         found.append(claim_names.VIEWS)
-    if "rows_per_user" in model.description:
-        found.append(claim_names.USER_ROWS)
     if settings.selection is not None:
         found.append(claim_names.SELECTION)
     return found

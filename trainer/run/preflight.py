@@ -37,7 +37,6 @@ from trainer.core.run import arithmetic
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
-from trainer.model.rows import has_users, of_one_row
 from trainer.model.user_code import check_views, functions_of, load_function
 from trainer.report.run_files import RUN_NAMES
 from trainer.run import privacy
@@ -85,17 +84,16 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     request = dataclasses.replace(
         request, settings=with_loss(request.settings, manifest.dataset)
     )
-    of_rows = of_one_row(manifest)
-    _check_columns(of_rows, request.settings.task)
+    _check_columns(manifest, request.settings.task)
     check_views(request.settings.views, request.settings.augment)
     check_files_of(request.settings)
-    check_settings(request.settings, manifest, augment=request.settings.augment)
+    check_settings(request.settings, manifest)
     check_files(request.batches, manifest)
     held_out = None
     if request.held_out is not None and chief:
         input_digests = read_checksums(request.batches).inputs
         held_out = HeldOut(
-            request.held_out, of_rows.columns, of_rows.dataset, input_digests
+            request.held_out, manifest.columns, manifest.dataset, input_digests
         )
     resumes = chief and check_run_folder(request.run)
     if chief:
@@ -134,21 +132,17 @@ def with_loss(settings: TrainSettings, dataset: Mapping[str, Any]) -> TrainSetti
     return dataclasses.replace(settings, loss=LOSSES_OF_LABELS[task][0])
 
 
-def check_settings(
-    settings: TrainSettings, manifest: Manifest, *, augment: Any
-) -> None:
+def check_settings(settings: TrainSettings, manifest: Manifest) -> None:
     """Refuses settings that do not suit the batches, for which nothing is proven.
 
     Args:
       settings: Settings of the run.
       manifest: Manifest of the batches.
-      augment: Function or layers that make views; None for none.
 
     Raises:
-      InputError: views of users, initial weights of these batches, fewer steps than
-        settings need, or a method without a theorem for sampler, unit, or bands.
+      InputError: initial weights of these batches, fewer steps than settings need, or
+        a method without a theorem for sampler, unit, or bands.
     """
-    _check_users(settings, manifest, augment=augment)
     _check_initial_weights(settings, manifest)
     settings.check_steps(manifest.plan.num_steps)
     if settings.method == NON_PRIVATE:
@@ -243,16 +237,6 @@ def _check_columns(manifest: Manifest, task: str) -> None:
         raise InputError(
             f"Expected column {LABEL!r} of the batches to hold one number per example. "
             "For a list of them choose another --loss."
-        )
-
-
-def _check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) -> None:
-    """Refuses views and augmentations if examples are users."""
-    if has_users(manifest) and (settings.views > 1 or augment is not None):
-        raise InputError(
-            f"Expected views={settings.views} to be 1 without an augmentation for "
-            "examples that are users: their rows take the place of views. Omit "
-            "them."
         )
 
 

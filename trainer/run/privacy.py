@@ -112,7 +112,7 @@ def unit_of(
     if theorem is not None and theorem.is_for_rows_alone:
         raise no_search_of_users()
     return {
-        "max_examples_per_user": bounded.examples_per_user,
+        "max_examples_per_user": bounded.max_examples_per_user,
         "neighboring_relation": relation_of(plan, bounded, theorem),
         "unit": bounded.unit,
     }
@@ -159,7 +159,7 @@ def relation_of(
 def count_of(description: dict[str, Any]) -> int:
     """Returns the maximum number of examples per user, 1 if the unit is an example."""
     bounded = Bounded.of(description)
-    return bounded.examples_per_user if bounded else 1
+    return bounded.max_examples_per_user if bounded else 1
 
 
 def noise_bounds(
@@ -186,7 +186,7 @@ def noise_bounds(
         or no noise suffices.
     """
     plan = claim.plan_of_all(plan, of_runs, theorem)
-    count = bounded.examples_per_user if bounded else 1
+    count = bounded.max_examples_per_user if bounded else 1
     if theorem is not None:
         claim.check_unit(theorem, count)
     relation = relation_of(plan, bounded, theorem)
@@ -290,7 +290,6 @@ def run_statement(
             record.method,
             record.method_settings,
             views=record.model.get("views", 1),
-            rows_per_user=record.model.get("rows_per_user", 1),
         ),
         theorem=theorem,
         allow_large_delta=allow_large_delta,

@@ -544,7 +544,6 @@ def gradients_text(
     described: Mapping[str, Any],
     *,
     views: int = 1,
-    rows_per_user: int = 1,
 ) -> str:
     """Returns what a private method clips, in words, for the privacy statement.
 
@@ -552,7 +551,6 @@ def gradients_text(
       method: Name of a registered method.
       described: All of its settings.
       views: Views per example.
-      rows_per_user: Largest number of rows per user, if examples are users.
 
     Raises:
       InputError: the method has no sentence.
@@ -571,6 +569,4 @@ previous noisy gradient'
     text = sentence(described)
     if views > 1:
         text += f", each of the mean loss over {views} views of the example,"
-    if rows_per_user > 1:
-        text += f", each of the mean loss over at most {rows_per_user} rows of a user,"
     return text

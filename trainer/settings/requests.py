@@ -145,7 +145,6 @@ class AuditSettings:
       canary_rows: Examples of the canary user.  With more than the claim allows, the
         audit shows what happens if users are not bounded.  [default: as many as it
         allows]
-      rows_per_record: Rows per user if examples are users; None if they are rows.
       bounded: Whether the privacy unit is a user, also one with a single row.
     """
 
@@ -158,7 +157,6 @@ class AuditSettings:
     max_examples_per_user: int = 1
     neighboring_relation: str = REPLACE_SPECIAL
     canary_rows: Annotated[int | None, OfPrivacy] = None
-    rows_per_record: int | None = None
     bounded: bool = False
 
     def __post_init__(self) -> None:
@@ -167,11 +165,6 @@ class AuditSettings:
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         most = min(self.plan.num_examples, MOST_EXAMPLES_PER_USER)
         check_int("canary_rows", self.num_canary_rows, at_least=1, at_most=most)
-        if self.rows_per_record is not None and self.canary_rows is not None:
-            raise InputError(
-                f"canary_rows={self.canary_rows} does not apply where an example is a "
-                "user, with all rows of one. Omit it."
-            )
         claimed_plan(self.plan, self.claim)  # refuses a claim without its cap
 
     @property

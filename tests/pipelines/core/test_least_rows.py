@@ -13,10 +13,8 @@ from pipelines.core.users import draw_priorities, least_rows
 KEY = bytes(range(32))
 
 
-def by_query(
-    users: np.ndarray, priorities: np.ndarray, most: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the places of the kept rows, and those that are first of a user."""
+def by_query(users: np.ndarray, priorities: np.ndarray, most: int) -> np.ndarray:
+    """Returns the places of the kept rows."""
     places = np.arange(len(users))
     order = np.random.default_rng(0).permutation(len(users))  # it arrives in any order
     rows = pa.table(
@@ -29,8 +27,7 @@ def by_query(
     with duckdb.connect(config={"threads": 2}) as database:
         database.register("rows", rows)
         found = database.execute(least_rows("rows", most)).fetchnumpy()
-    place, is_first = np.asarray(found["place"]), np.asarray(found["is_first"])
-    return np.sort(place), np.sort(place[is_first.astype(bool)])
+    return np.sort(np.asarray(found["place"]))
 
 
 def by_rule(users: np.ndarray, priorities: np.ndarray, most: int) -> np.ndarray:
@@ -56,23 +53,20 @@ def test_the_query_is_the_rule(num_users: int, num_priorities: int, most: int) -
         ids = rng.integers(0, 2**64, num_users, dtype="u8")
         users = ids[rng.zipf(1.3, 2000).astype("u8") % num_users]
         priorities = rng.integers(0, num_priorities, 2000, dtype="u8") << np.uint64(1)
-        kept, first = by_query(users, priorities, most)
+        kept = by_query(users, priorities, most)
         np.testing.assert_array_equal(kept, by_rule(users, priorities, most))
-        assert set(users[first]) == set(users)
-        assert len(first) == len(set(users))
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_rows(count: int) -> None:
-    kept, first = by_query(np.full(count, 7), np.full(count, 9), 3)
-    assert len(kept) == len(first) == count
+    assert len(by_query(np.full(count, 7), np.full(count, 9), 3)) == count
 
 
 def test_uniform_choice() -> None:
     """Each of the 10 pairs of 5 rows is kept equally often: chi-square, 1e-6."""
     trials = 20_000
     users = np.repeat(np.arange(trials), 5)
-    kept, _ = by_query(users, draw_priorities(KEY, 0, len(users)), 2)
+    kept = by_query(users, draw_priorities(KEY, 0, len(users)), 2)
     pairs = np.bincount(users[kept], 1 << (kept % 5))
     _, counts = np.unique(pairs, return_counts=True)
     assert len(counts) == 10

@@ -430,17 +430,13 @@ def test_at_most_so_much_memory_in_ranges_of_steps(
         differing(batches, input_folder, memory - 6 * 730 - 1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "sampler"), [("rows", "poisson"), ("users", "truncated-poisson")]
-)
-def test_batches_of_users_are_certified(
-    tmp_path: pathlib.Path, kind: str, sampler: str
-) -> None:
+@pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson"])
+def test_batches_of_users_are_certified(tmp_path: pathlib.Path, sampler: str) -> None:
     users = np.random.default_rng(3).integers(0, 60, 300)
     table = pa.table({"user": users, "x": np.arange(300.0)})
     pq.write_table(table, tmp_path / "table.parquet")
     settings = BoundSettings(
-        user_column="user", max_examples_per_user=3, num_examples=200, sampled=kind
+        user_column="user", max_examples_per_user=3, num_examples=200
     )
     source = bound_rows(tmp_path / "table.parquet", tmp_path / "bounded", settings)
     changes = {"num_examples": 200, "truncated_batch_size": None}

@@ -22,14 +22,10 @@ from accounting.core.validation import InputError
 from pipelines.core.keys import commitment, derive
 from pipelines.core.users import (
     KEY_LABEL,
-    ROW_WEIGHTS,
-    SAMPLED,
-    USERS,
     Bounded,
     draw_priorities,
 )
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_row_groups
-from pipelines.tables import bounding
 from pipelines.tables.bounding import (
     USER,
     BoundSettings,
@@ -54,7 +50,6 @@ SCHEMA = pa.schema(
 SETTINGS = BoundSettings(
     user_column="user", max_examples_per_user=MOST, num_examples=ROWS
 )
-of_users = functools.partial(dataclasses.replace, SETTINGS, sampled=USERS)
 
 
 def table_of(users: np.ndarray) -> pa.Table:
@@ -147,10 +142,8 @@ def test_at_most_k_in_order_without_the_id(bound: Bound) -> None:
     assert Bounded.of(json.loads(other.metadata[DATASET_METADATA_KEY])) != note
 
 
-@pytest.mark.parametrize("sampled", SAMPLED)
-def test_pure_function(bound: Bound, sampled: str) -> None:
-    settings = dataclasses.replace(SETTINGS, sampled=sampled)
-    found = contents(bound(settings, row_group_rows=20))
+def test_pure_function(bound: Bound) -> None:
+    found = contents(bound(row_group_rows=20))
     assert len(found) > 2
     ways: list[dict[str, Any]] = [
         {"threads": 1, "memory": 1 << 27},
@@ -159,105 +152,54 @@ def test_pure_function(bound: Bound, sampled: str) -> None:
         {"key": bytes(32)},
     ]
     for number, how in enumerate(ways):
-        again = bound(settings, name=f"{number}", row_group_rows=20, **how)
+        again = bound(name=f"{number}", row_group_rows=20, **how)
         assert (contents(again) == found) == ("key" not in how)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_one_record_of_each_user(
-    bound: Bound, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setattr(bounding, "_SHARES", seed << 18)  # up to 100 shares
-    rng = np.random.default_rng(seed)
-    users = NUMBERS[rng.zipf(1.3, rng.integers(1, ROWS)) % 150]
-    settings = of_users(max_examples_per_user=int(rng.integers(1, 9)))
-    out = bound(settings, users=users)
-    table = pq.read_table(out)
-    assert table.schema.equals(bounded_schema(SCHEMA, settings, KEY, TABLE))
-    found = {name: np.array(table[name].to_pylist()) for name in table.column_names}
-    seen = []
-    for rows, weights in zip(found["row"], found[ROW_WEIGHTS], strict=True):
-        mine = rows[weights == 1]
-        (user,) = set(users[mine])
-        most = settings.max_examples_per_user
-        assert len(mine) == min(most, (user == users).sum())
-        assert (np.diff(mine) > 0).all()
-        seen.append(user)
-    assert sorted(seen) == sorted(set(users))
-    real = found[ROW_WEIGHTS] == 1
-    assert set(np.unique(found[ROW_WEIGHTS])) <= {0.0, 1.0}
-    for name in SCHEMA.names:
-        assert (found[name][~real] == 0).all()
-    assert (found["pair"][real] == found["row"][real][:, None] + 1).all()
-    assert (found["on"][real] == (found["row"][real] % 3 == 0)).all()
-    left = (out.parent / "work").rglob("*")
-    assert not any(path.is_file() for path in left)
-
-
-@pytest.mark.parametrize("sampled", SAMPLED)
-def test_too_few_slots_are_refused_without_a_number(bound: Bound, sampled: str) -> None:
+def test_too_few_slots_are_refused_without_a_number(bound: Bound) -> None:
     kept = sum(min(MOST, count) for count in collections.Counter(USER_OF).values())
-    enough = len(set(USER_OF)) if sampled == USERS else kept
-    settings = dataclasses.replace(SETTINGS, sampled=sampled, num_examples=enough)
-    bound(settings)
-    few = dataclasses.replace(settings, num_examples=enough - 1)
-    with pytest.raises(
-        InputError, match=f"num_examples={enough - 1} to be at"
-    ) as error:
+    bound(dataclasses.replace(SETTINGS, num_examples=kept))
+    few = dataclasses.replace(SETTINGS, num_examples=kept - 1)
+    with pytest.raises(InputError, match=f"num_examples={kept - 1} to be at") as error:
         bound(few, name="few")
-    assert f"{enough}" not in str(error.value)
+    assert f"{kept}" not in str(error.value)
 
 
-@pytest.mark.parametrize("sampled", SAMPLED)
-def test_progress_tells_no_number(bound: Bound, sampled: str) -> None:
+def test_progress_tells_no_number(bound: Bound) -> None:
     """Neither of rows nor of users.  A table without rows is one file."""
-    settings = dataclasses.replace(SETTINGS, sampled=sampled)
     for name, users in (("none", 0), ("one", 1), ("few", 30), ("many", ROWS)):
         told: list[int] = []
         tell = functools.partial(lambda to, *done: to.append(done), told)
-        out = bound(settings, users=np.arange(users), name=name, on_progress=tell)
+        out = bound(users=np.arange(users), name=name, on_progress=tell)
         assert told == [(percent, 100) for percent in range(1, 101)]
         assert len(pq.read_table(out)) == users
         assert pathlib.Path(out, "part-00000.parquet").exists()
 
 
-def test_what_cannot_be_is_refused(
-    bound: Bound, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_is_refused(bound: Bound) -> None:
     with pytest.raises(InputError, match="max_examples_per_user=51 <= 50"):
         dataclasses.replace(SETTINGS, max_examples_per_user=51)
-    for field in (pa.field("text", pa.string()), pa.field(ROW_WEIGHTS, pa.float32())):
-        with pytest.raises(InputError, match=field.name):
-            bounded_schema(SCHEMA.append(field), of_users(), KEY, TABLE)
     with pytest.raises(InputError, match="more --memory-limit") as error:
         bound(memory=1 << 18, users=np.arange(400_000), group_rows=1 << 17)
     assert "\n" not in str(error.value)
-    monkeypatch.setattr(bounding, "ROW_GROUP_BYTES", 3 * (8 + 2 * 4 + 1 + 4))
-    bounded_schema(SCHEMA, of_users(max_examples_per_user=3), KEY, TABLE)
-    with pytest.raises(InputError, match=r"max_examples_per_user=4 <= 3\. .* fewer"):
-        bounded_schema(SCHEMA, of_users(max_examples_per_user=4), KEY, TABLE)
 
 
-def main(folder: str, sampled: str) -> None:
+def main(folder: str) -> None:
     """Bounds written pieces and prints the peak memory of the process, in MB."""
-    settings = dataclasses.replace(SETTINGS, sampled=sampled, num_examples=1 << 30)
+    settings = dataclasses.replace(SETTINGS, num_examples=1 << 30)
     sizes = {"row_group_rows": 1 << 16, "memory": 1 << 27}
     bound_written(pathlib.Path(folder), settings, **sizes)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 
 
-@pytest.mark.parametrize(("sampled", "num_users"), [("rows", 1), (USERS, 2**63)])
-def test_memory_does_not_depend_on_the_rows(
-    tmp_path: pathlib.Path, sampled: str, num_users: int
-) -> None:
+def test_memory_does_not_depend_on_the_rows(tmp_path: pathlib.Path) -> None:
     """Of 4 million rows; without a limit they take 250 MB."""
     call = f"from {__name__} import main; import sys; main(*sys.argv[1:])"
     peaks = []
     for count in (200_000, 4_000_000):
-        users = np.random.default_rng(0).integers(0, num_users, count, dtype="u8")
+        users = np.random.default_rng(0).integers(0, 2**63, count, dtype="u8")
         write_pieces(tmp_path / f"{count}", users, 1, 1 << 16)
-        options = [str(tmp_path / f"{count}"), sampled]
-        command = [sys.executable, "-c", call, *options]
+        command = [sys.executable, "-c", call, str(tmp_path / f"{count}")]
         ran = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks.append(int(ran.stdout))
     assert peaks[1] - peaks[0] < 180

@@ -20,7 +20,6 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
-from pipelines.core.users import ROW_WEIGHTS
 from pipelines.inputs.parquet_blocks import list_blocks, list_row_groups
 from pipelines.inputs.source_table import table_of
 from pipelines.tables.schema import SPLITS, Schema
@@ -87,7 +86,7 @@ def rows_of(*place: str) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("flags", "source"),
-    [("", "csv"), ("--bound-held-out", "parquet"), ("--sample users", "csv")],
+    [("", "csv"), ("--bound-held-out", "parquet")],
 )
 def test_users_are_whole_and_bounded_and_their_ids_gone(
     run: Run, flags: str, source: str
@@ -100,13 +99,7 @@ def test_users_are_whole_and_bounded_and_their_ids_gone(
         assert b"person 1" not in path.read_bytes()
     count, parts = collections.Counter(USER), []
     for split in SPLITS:
-        rows = pq.read_table(pathlib.Path("out", split))["row"].combine_chunks()
-        while pa.types.is_fixed_size_list(rows.type):
-            weights = pq.read_table(pathlib.Path("out", split))[ROW_WEIGHTS]
-            rows = rows.flatten().filter(
-                pa.compute.equal(weights.combine_chunks().flatten(), 1)
-            )
-        users = USER[np.rint(rows.to_numpy() * ROWS).astype(int)]
+        users = USER[rows_of("out", split)]
         parts.append(set(users))
         is_bounded = split == "train" or "held" in flags
         most = MOST if is_bounded else ROWS
@@ -117,7 +110,6 @@ def test_users_are_whole_and_bounded_and_their_ids_gone(
         if note is not None:
             assert (note.user_column, note.max_examples_per_user) == ("person", MOST)
             assert note.num_examples == ROWS
-            assert note.has_users == ("users" in flags)
     assert sum(map(len, parts)) == len(set.union(*parts)) == len(set(USER))
     train, test = (table_of(list_row_groups(f"out/{x}")) for x in ("train", "test"))
     assert train.is_held_out(test)
@@ -234,8 +226,7 @@ def test_the_option_names_the_column(run: Run) -> None:
     assert max(collections.Counter(USER[rows_of("out", "train")]).values()) == MOST
 
 
-@pytest.mark.parametrize("flags", ["", "--sample users"])
-def test_numbers_without_a_schema_stay_as_they_are(run: Run, flags: str) -> None:
+def test_numbers_without_a_schema_stay_as_they_are(run: Run) -> None:
     """All rows are for training; of each user so many are kept, and no id."""
     rows, pair = np.arange(ROWS), pa.list_(pa.float32(), 2)
     columns = {
@@ -248,22 +239,20 @@ def test_numbers_without_a_schema_stay_as_they_are(run: Run, flags: str) -> None
         ),
     }
     pq.write_table(pa.table(columns), "numbers.parquet")
-    ran = run(f"--input numbers.parquet --user id {flags}", how="")
+    ran = run("--input numbers.parquet --user id", how="")
     assert ran.code == 0, ran.err
     found = list_blocks("out/train")
     assert found.bounded is not None
-    types = {each.name: each.dtype for each in found.columns}
-    types.pop(ROW_WEIGHTS, None)
-    assert list(types.values()) == ["int64", "float16", "uint8", "float32"]
+    types = [each.dtype for each in found.columns]
+    assert types == ["int64", "float16", "uint8", "float32"]
     rows_left = pq.read_table("out/train")
     table = {n: np.array(rows_left[n].to_pylist()) for n in rows_left.column_names}
-    kept = table.pop(ROW_WEIGHTS, np.ones(len(table["row"]))) == 1
-    mine = table["row"][kept]
+    mine = table["row"]
     count = collections.Counter(USER)
     assert collections.Counter(USER[mine]) == {u: min(MOST, count[u]) for u in count}
-    assert (table["half"][kept] == mine % 7).all()
-    assert (table["on"][kept] == (mine % 3 == 0)).all()
-    assert (table["pair"][kept] == mine[:, None]).all()
+    assert (table["half"] == mine % 7).all()
+    assert (table["on"] == (mine % 3 == 0)).all()
+    assert (table["pair"] == mine[:, None]).all()
     assert list_row_groups("out/train").schema.metadata.keys() == {b"dpsgd.dataset"}
 
 

@@ -19,7 +19,7 @@ from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.core.users import BOUNDED, ROWS, USERS, Bounded
+from pipelines.core.users import BOUNDED, Bounded
 from tests.accounting.plans import delta_bounds
 from tests.sampler_fields import needed
 from trainer import auditing
@@ -291,23 +291,13 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AuditSettings]
     return make
 
 
-def note_of(sampled: str) -> Bounded:
-    return Bounded(
-        user_column="u", max_examples_per_user=4, num_examples=99, sampled=sampled
-    )
+NOTE = Bounded(user_column="u", max_examples_per_user=4, num_examples=99)
 
 
-@pytest.mark.parametrize("sampled", [ROWS, USERS])
-def test_a_run_about_users_is_audited_with_users(
-    settings_of: Any, sampled: str
-) -> None:
-    note = note_of(sampled)
-    found = settings_of(_plan("poisson"), note)
+def test_a_run_about_users_is_audited_with_users(settings_of: Any) -> None:
+    found = settings_of(_plan("poisson"), NOTE)
     assert found.is_of_users
-    assert found.num_canary_rows == (4 if sampled == ROWS else 1)
-    if sampled == USERS:
-        with pytest.raises(InputError, match="canary_rows=10 does not apply"):
-            settings_of(_plan("poisson"), note, canary_rows=10)
+    assert found.num_canary_rows == 4
     assert not settings_of(_plan("poisson")).is_of_users
 
 
@@ -319,12 +309,8 @@ def test_the_best_of_several_runs_is_refused() -> None:
         settings_of_run(record, SimpleNamespace())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("sampled", [ROWS, USERS])
-def test_the_audited_relation_is_that_of_the_statement(
-    settings_of: Any, sampled: str
-) -> None:
+def test_the_audited_relation_is_that_of_the_statement(settings_of: Any) -> None:
     """Empty slots are never drawn, so that bounds with ghosts do not hold."""
-    note = note_of(sampled)
     capped = DpSgdPlan(
         sampler="truncated-poisson",
         num_examples=99,
@@ -332,10 +318,10 @@ def test_the_audited_relation_is_that_of_the_statement(
         num_steps=11,
         truncated_batch_size=9,
     )
-    assert privacy.relation_of(capped, note) == ADD_OR_REMOVE_ONE
-    found = settings_of(capped, note)
+    assert privacy.relation_of(capped, NOTE) == ADD_OR_REMOVE_ONE
+    found = settings_of(capped, NOTE)
     assert found.neighboring_relation == ADD_OR_REMOVE_ONE
-    count = note.examples_per_user
+    count = NOTE.max_examples_per_user
     claim = audits.claim(capped, NOISE, DELTA, count, found.neighboring_relation)
     stated = accountant.epsilon(
         capped,

@@ -36,13 +36,10 @@ PLAN = DpSgdPlan(
 )
 
 
-def of_users(rows: int, *, sampled: str = "rows", num_examples: int) -> dict[str, Any]:
+def of_users(rows: int, *, num_examples: int) -> dict[str, Any]:
     """The description of a data set that `dpsgd prepare` made."""
     bounded = Bounded(
-        user_column="user",
-        max_examples_per_user=rows,
-        num_examples=num_examples,
-        sampled=sampled,
+        user_column="user", max_examples_per_user=rows, num_examples=num_examples
     )
     return {**DATASET, BOUNDED: bounded.to_json()}
 

@@ -231,8 +231,8 @@ def small(sampler: str, **changes: Any) -> DpSgdPlan:
     return DpSgdPlan(sampler=sampler, **{**fields, **changes})
 
 
-def users(rows: int, **more: Any) -> dict[str, Any]:
-    return {"dataset": of_users(rows, num_examples=60, **more)}
+def users(rows: int) -> dict[str, Any]:
+    return {"dataset": of_users(rows, num_examples=60)}
 
 
 FIT = {"first_step": 0, "ended": True}
@@ -248,13 +248,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "one row of each user": {
         "plan": small("truncated-poisson", truncated_batch_size=12), **users(1),
     },
-    "users as examples": {
-        "plan": small("truncated-poisson"), **users(8, sampled="users"),
-        "model": {"name": "model", "rows_per_user": 8},
-    },
-    "balls and bins of users": {
-        "plan": small("balls-and-bins"), **users(8, sampled="users"),
-    },
+    "balls and bins of users": {"plan": small("balls-and-bins"), **users(1)},
     "make_private": {"plan": small("poisson"), **FITTED},
     "make_private, stopped": {
         "plan": small("poisson"), **FITTED, "num_steps_executed": 3, "complete": False,

@@ -240,12 +240,11 @@ def test_every_claim_that_a_step_uses_has_its_name() -> None:
     assert found == (graph, "lazy noise", "workers")
 
 
-def test_views_and_rows_of_users_have_their_names() -> None:
+def test_views_have_their_name() -> None:
     settings = train_settings(noise_multiplier=1.0, l2_norm_clip=1.0)
-    for key, name in (("views", "views"), ("rows_per_user", "user rows")):
-        model = dataclasses.replace(make_model(one_id), description={key: 2})
-        found = hooks.step_sum(model, settings, plan_of(8), 1.0)
-        assert found.relies_on == ("graph gradients", name)
+    model = dataclasses.replace(make_model(one_id), description={"views": 2})
+    found = hooks.step_sum(model, settings, plan_of(8), 1.0)
+    assert found.relies_on == ("graph gradients", "views")
 
 
 def test_record_statement_and_page_name_what_a_run_relies_on(

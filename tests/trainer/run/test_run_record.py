@@ -12,7 +12,7 @@ import pytest
 from accounting.claims.model_mix import Mixing
 from accounting.core.validation import InputError
 from accounting.statement import privacy_statement
-from pipelines.core.users import BOUNDED, USERS, Bounded
+from pipelines.core.users import BOUNDED, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
 from trainer.core.run.run_record import (
     RECORD_NAME,
@@ -151,17 +151,8 @@ def test_a_run_on_bounded_users_protects_users(small_batches: Any) -> None:
     assert "all examples of one user are added or removed" in found.to_text()
 
 
-@pytest.mark.parametrize(
-    "note",
-    [
-        Bounded(user_column="user", max_examples_per_user=1, num_examples=9),
-        Bounded(
-            user_column="user", max_examples_per_user=5, num_examples=9, sampled=USERS
-        ),
-    ],
-    ids=lambda note: note.sampled,
-)
-def test_one_example_of_each_user_is_a_user(small_batches: Any, note: Bounded) -> None:
+def test_one_example_of_each_user_is_a_user(small_batches: Any) -> None:
+    note = Bounded(user_column="user", max_examples_per_user=1, num_examples=9)
     plain = small_batches.manifest
     bounded = dataclasses.replace(plain, dataset={BOUNDED: note.to_json()})
     found = run_statement(make_record(bounded), bounded, delta=1e-3)
