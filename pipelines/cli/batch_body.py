@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accounting.cli.options import warn
 from pipelines.cli.console import beam_options, show
@@ -20,13 +20,6 @@ from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.job_folder import check_out
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
-from pipelines.job.spill import blocks_per_file
-
-if TYPE_CHECKING:
-    pass
-
-#: Maximum number of files that a dry run lists without --json.
-_LISTED = 20
 
 
 def _users_note(dataset: Dataset) -> str:
@@ -66,29 +59,8 @@ def _of_blocks(
     if dataset.bounded:
         return {}
     by_files = not local and not by_value
-    found = {
-        "bytes_per_worker": worker_bytes(
-            layout, dataset, by_value=by_value, by_files=by_files
-        )
-    }
-    if by_files:
-        files = -(-len(dataset.blocks) // blocks_per_file(layout, dataset))
-        found |= {"shuffle_files": files, "shuffle_reads": files * layout.num_units}
-    return found
-
-
-def _listing(dataset: Dataset, as_json: bool) -> dict[str, Any]:
-    """Returns the files found at ``--input``; without JSON only the first ones."""
-    if dataset.bounded:  # the number of rows is sensitive
-        lines = list(dataset.files)
-    else:
-        lines = [f"{name}: {rows:,} rows" for name, rows in dataset.files.items()]
-    if as_json:
-        files = lines if dataset.bounded else dataset.files
-        return {"input_files": files}
-    more = len(lines) - _LISTED
-    told = [f"and {more:,} more; --json lists them"] if more > 0 else []
-    return {"input_files": [*lines[:_LISTED], *told]}
+    needed = worker_bytes(layout, dataset, by_value=by_value, by_files=by_files)
+    return {"bytes_per_worker": needed}
 
 
 def run(
@@ -138,7 +110,8 @@ def run(
     if note := _users_note(dataset):
         print(note, file=sys.stderr)
     if dry_run:
-        show("Would write", {**_listing(dataset, as_json), **summary}, as_json)
+        found = {"input_files": [*dataset.files], **summary}
+        show("Would write", found, as_json)
         return
     check_out(out)
     manifest = write(dataset, layout, out, **job, options=options)

@@ -14,11 +14,11 @@ from accounting.core.validation import InputError
 from pipelines.cli import console
 from pipelines.cli.column_options import KINDS_WITH_OPTION, ColumnOptions
 from pipelines.cli.console import show
+from pipelines.core.users import UserBound
 from pipelines.files.outputs import check_new, output_file
 from pipelines.files.processes import LEAVES_NOTHING, stoppable
 from pipelines.files.progress_bars import Bars
 from pipelines.tables import prepare as preparation
-from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.first_schema import Range, first_schema
 from pipelines.tables.kinds import to_moment
 from pipelines.tables.prepare import PrepareSummary, TableOptions, UserOptions
@@ -209,7 +209,7 @@ def _first_schema(out: str, text: str) -> dict[str, Any]:
 
 
 def _prepared(
-    out: str, bound: BoundSettings | None, summary: PrepareSummary
+    out: str, bound: UserBound | None, summary: PrepareSummary
 ) -> dict[str, Any]:
     """Returns a summary; with users it has no counts of their rows."""
     if bound:
@@ -262,7 +262,7 @@ def _users_of(prepared: TableOptions, flags: dict[str, Any]) -> UserOptions | No
             "times the rows that are kept, batches hold a tenth of --batch-size. Give "
             'both, or write kind = "drop" in the schema.'
         )
-    settings = BoundSettings(
+    settings = UserBound(
         user_column=user, **{name: flags.pop(name) for name in _NEEDED}
     )
     return UserOptions(settings=settings, **flags)

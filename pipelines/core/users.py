@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 
+from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.core.validation import (
     InputError,
     check_int,
@@ -70,7 +71,8 @@ class UserBound:
       num_examples: Slots: a public upper bound on the kept rows.
 
     Raises:
-      InputError: a number is below 1.
+      InputError: a number is below 1, or there are more rows of a user than any proof
+        covers.
     """
 
     user_column: str
@@ -78,7 +80,13 @@ class UserBound:
     num_examples: int
 
     def __post_init__(self) -> None:
-        check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
+        check_int(
+            "max_examples_per_user",
+            self.max_examples_per_user,
+            at_least=1,
+            at_most=MOST_EXAMPLES_PER_USER,
+            remedy="No epsilon is proven for more rows of a user. Keep fewer.",
+        )
         check_int("num_examples", self.num_examples, at_least=1)
 
 

@@ -36,8 +36,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
-from accounting.core.validation import InputError, check_int
+from accounting.core.validation import InputError
 from pipelines.core.keys import commitment, derive
 from pipelines.core.users import (
     BOUNDED,
@@ -70,24 +69,6 @@ _THREAD_MEMORY = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BoundSettings(UserBound):
-    """A bound to apply.  All public.
-
-    Raises:
-      InputError: as for `UserBound`, or more rows per user than any proof covers.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int(
-            "max_examples_per_user",
-            self.max_examples_per_user,
-            at_most=MOST_EXAMPLES_PER_USER,
-            remedy="No epsilon is proven for more rows of a user. Keep fewer.",
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a job may use.  No file depends on it.
 
@@ -103,7 +84,7 @@ class Limits:
 
 
 def bounded_schema(
-    rows: pa.Schema, settings: BoundSettings, key: bytes, table: str
+    rows: pa.Schema, settings: UserBound, key: bytes, table: str
 ) -> pa.Schema:
     """Returns the schema of the files, with the note that users are bounded.
 
@@ -122,7 +103,7 @@ def bounded_schema(
 def bound_pieces(
     pieces: Sequence[pathlib.Path],
     folder: pathlib.Path,
-    settings: BoundSettings,
+    settings: UserBound,
     key: bytes,
     rows: pa.Schema,
     *,
@@ -201,7 +182,7 @@ def _read(
 @contextlib.contextmanager
 def _choice(
     pieces: Sequence[pathlib.Path],
-    settings: BoundSettings,
+    settings: UserBound,
     key: bytes,
     limits: Limits,
     told: _Percent,

@@ -45,7 +45,7 @@ from accounting.core.validation import InputError, check_choice, check_int
 from pipelines.core.batches.manifest import Column
 from pipelines.core.hashing import hash_ids
 from pipelines.core.threads import num_cores
-from pipelines.core.users import Bounded
+from pipelines.core.users import Bounded, UserBound
 from pipelines.files.key_sources import read_key_file, read_or_create_key_file
 from pipelines.files.outputs import staged_folder
 from pipelines.files.storage import StrPath, write_atomically
@@ -58,7 +58,6 @@ from pipelines.inputs.source_table import read_from
 from pipelines.job.runtime import TASKS, Runtime, advance, listen
 from pipelines.tables.bounding import (
     USER,
-    BoundSettings,
     Limits,
     bound_pieces,
     bounded_schema,
@@ -153,7 +152,7 @@ class UserOptions:
       memory_limit: Memory of the choice, in bytes.
     """
 
-    settings: BoundSettings
+    settings: UserBound
     bound_held_out: bool = False
     key_file: str | os.PathLike[str] | None = None
     memory_limit: int = 2 << 30

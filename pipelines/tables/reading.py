@@ -296,15 +296,6 @@ class Reader:
             rejected = _rejected(database, self._file) if is_text else []
         self._place(bad, rejected, relation.first_row)
 
-    def carried_types(self) -> dict[str, pa.DataType]:
-        """Returns name -> type of the carried columns."""
-        with plain_errors(self._file), connect() as database:
-            relation = relation_of(self._file, self._schema, database)
-            query = Select(relation.columns).sql(relation.sql, self._carried)
-            found = database.sql(f"{query} LIMIT 0").to_arrow_table()
-        empty = pa.RecordBatch.from_pydict(found.to_pydict(), found.schema)
-        return {f.name: f.type for f in _carried(empty, self._carried).schema}
-
     def _select(self, relation: Relation) -> Select:
         """Returns the query of the schema."""
         schema = self._schema
@@ -501,7 +492,6 @@ class RawInputs:
 
     Attributes:
       num_bytes: Bytes of all files.
-      carried_types: Name -> type of the carried columns.
 
     A row becomes the inputs that ``prepare`` makes of it; neither label nor split is
     needed.  All rows come in order: a malformed one is an error.
@@ -531,8 +521,6 @@ class RawInputs:
                         f"Expected column {name}, which is to be carried, to be of one "
                         f"type in all files, not {first[name]} and {found[name]}."
                     )
-        reader = Reader(self._files[0], schema, inputs_only=True, carried=carried)
-        self.carried_types: dict[str, pa.DataType] = reader.carried_types()
 
     def parts(self, num_rows: int) -> Iterator[Part]:
         """Yields all rows in order, at least ``num_rows`` at a time except at the end.

@@ -17,12 +17,12 @@ from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 from accounting.core.plan import POISSON, SAMPLERS
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
+from pipelines.core.users import UserBound
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.runtime import Runtime
-from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.prepare import TableOptions, UserOptions, prepare
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from tests.criteo import criteo_schema
@@ -68,7 +68,7 @@ def test_bounded_users_are_those_of_this_process(
     users = SynthOptions(num_rows=20_000, rows_per_user=5)
     source = str(write_synth(tmp_path / "text", users))
     options = TableOptions(schema=criteo_schema().with_user("user"))
-    settings = BoundSettings(
+    settings = UserBound(
         user_column="user", max_examples_per_user=3, num_examples=20_000
     )
     how = UserOptions(settings=settings, key_file=sampling_key)

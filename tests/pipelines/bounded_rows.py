@@ -10,14 +10,15 @@ import pyarrow.parquet as pq
 
 from pipelines.core.hashing import hash_ids
 from pipelines.core.keys import new_key
-from pipelines.tables.bounding import USER, BoundSettings, Limits, bound_pieces
+from pipelines.core.users import UserBound
+from pipelines.tables.bounding import USER, Limits, bound_pieces
 from pipelines.tables.prepared_files import write_record
 
 
 def bound_rows(
     source: pathlib.Path,
     out: pathlib.Path,
-    settings: BoundSettings,
+    settings: UserBound,
     *,
     row_group_rows: int = 1 << 17,
 ) -> str:

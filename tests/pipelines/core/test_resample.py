@@ -31,13 +31,13 @@ from pipelines.certify import certify
 from pipelines.core import resample, rows
 from pipelines.core.batches.batch_format import Example, iterate_records, write_record
 from pipelines.core.batches.manifest import FileChecksum, RecordChecksum
+from pipelines.core.users import UserBound
 from pipelines.files.key_sources import read_key_file
 from pipelines.files.outputs import Sink
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
-from pipelines.tables.bounding import BoundSettings
 from tests.pipelines.bounded_rows import bound_rows
 from tests.pipelines.conftest import Command
 from tests.sampler_fields import needed
@@ -435,9 +435,7 @@ def test_batches_of_users_are_certified(tmp_path: pathlib.Path, sampler: str) ->
     users = np.random.default_rng(3).integers(0, 60, 300)
     table = pa.table({"user": users, "x": np.arange(300.0)})
     pq.write_table(table, tmp_path / "table.parquet")
-    settings = BoundSettings(
-        user_column="user", max_examples_per_user=3, num_examples=200
-    )
+    settings = UserBound(user_column="user", max_examples_per_user=3, num_examples=200)
     source = bound_rows(tmp_path / "table.parquet", tmp_path / "bounded", settings)
     changes = {"num_examples": 200, "truncated_batch_size": None}
     if sampler == "truncated-poisson":

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
+from pipelines.core.users import UserBound
 from pipelines.inputs.parquet_blocks import list_blocks, list_row_groups
 from pipelines.inputs.source_table import SourceTable, source_digests, table_of
-from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.prepare import TableOptions, UserOptions, prepare
 from pipelines.tables.schema import Schema
 from tests.criteo import criteo_schema
@@ -95,9 +95,7 @@ def test_cells_of_the_split_that_are_read_otherwise_are_noticed(
     tables, parts = [], list[set[int]]()
     for name, schema in (("first", first), ("again", first), ("other", other)):
         made = TableOptions(schema=Schema.from_json(schema))
-        most = BoundSettings(
-            user_column="user", max_examples_per_user=9, num_examples=120
-        )
+        most = UserBound(user_column="user", max_examples_per_user=9, num_examples=120)
         users = UserOptions(settings=most)
         prepare(str(tmp_path / "a.csv"), tmp_path / name, made, users=users)
         for part in ("train", "test"):
@@ -149,7 +147,7 @@ def test_bounded_tables_are_not_prepared_again(tmp_path: pathlib.Path) -> None:
     """Two keys keep other rows of it, some of which are in both."""
     rows = {"user": np.arange(60) % 30, "row": np.arange(60)}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    most = BoundSettings(user_column="user", max_examples_per_user=1, num_examples=60)
+    most = UserBound(user_column="user", max_examples_per_user=1, num_examples=60)
     columns = {"user": {"kind": "user"}, "row": SCHEMA["columns"]["row"]}
     made = TableOptions(schema=Schema.from_json({"version": 1, "columns": columns}))
     users = UserOptions(settings=most)

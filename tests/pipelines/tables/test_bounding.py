@@ -23,12 +23,12 @@ from pipelines.core.keys import commitment, derive
 from pipelines.core.users import (
     KEY_LABEL,
     Bounded,
+    UserBound,
     draw_priorities,
 )
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_row_groups
 from pipelines.tables.bounding import (
     USER,
-    BoundSettings,
     Limits,
     bound_pieces,
     bounded_schema,
@@ -47,9 +47,7 @@ SCHEMA = pa.schema(
     ],
     {DATASET_METADATA_KEY: b'{"name": "clicks"}'},
 )
-SETTINGS = BoundSettings(
-    user_column="user", max_examples_per_user=MOST, num_examples=ROWS
-)
+SETTINGS = UserBound(user_column="user", max_examples_per_user=MOST, num_examples=ROWS)
 
 
 def table_of(users: np.ndarray) -> pa.Table:
@@ -74,7 +72,7 @@ def write_pieces(
 
 def bound_written(
     folder: pathlib.Path,
-    settings: BoundSettings = SETTINGS,
+    settings: UserBound = SETTINGS,
     *,
     threads: int = 2,
     memory: int = 1 << 28,
@@ -99,7 +97,7 @@ def bound(tmp_path: pathlib.Path) -> Bound:
     """See ``Bound``."""
 
     def bound(
-        *settings: BoundSettings,
+        *settings: UserBound,
         name: str = "out",
         users: np.ndarray = NUMBERS[USER_OF],
         num_pieces: int = 3,
