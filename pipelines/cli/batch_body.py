@@ -52,17 +52,6 @@ def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
     }
 
 
-def _of_blocks(
-    layout: Layout, dataset: Dataset, *, local: bool, by_value: bool
-) -> dict[str, Any]:
-    """Returns what depends on the sizes of blocks; nothing if these are sensitive."""
-    if dataset.bounded:
-        return {}
-    by_files = not local and not by_value
-    needed = worker_bytes(layout, dataset, by_value=by_value, by_files=by_files)
-    return {"bytes_per_worker": needed}
-
-
 def run(
     source: str,
     out: str,
@@ -86,7 +75,7 @@ def run(
       as_json: Whether to print JSON instead of a table.
       names: The options of the command.
       best_bands: Whether the number of bands is that of the rule.
-      **job: ``key_file``, ``memory_limit``, ``shuffle`` and ``scratch``; see
+      **job: ``key_file``, ``memory_limit`` and ``scratch``; see
         ``poisson_batching.write_batches``.
 
     Raises:
@@ -103,10 +92,10 @@ def run(
     cost = estimate(layout)
     local = runner == poisson_batching.LOCAL
     poisson_batching.spill_place(absolute(out), job["scratch"], local)  # may refuse it
-    shuffle = poisson_batching.choose_shuffle(job["shuffle"], runner)
-    by_value = shuffle == poisson_batching.ENGINE
-    summary = {**_summary(layout, cost), "shuffle": shuffle}
-    summary |= _of_blocks(layout, dataset, local=local, by_value=by_value)
+    summary = _summary(layout, cost)
+    if not dataset.bounded:  # it depends on the sizes of blocks
+        needed = worker_bytes(layout, dataset, is_shared=not local)
+        summary["bytes_per_worker"] = needed
     if note := _users_note(dataset):
         print(note, file=sys.stderr)
     if dry_run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -42,7 +42,6 @@ def batches(
     physical_batch_size: int | None = None,
     key_file: Annotated[str | None, OfPrivacy] = None,
     memory_limit: Size = 4 << 30,
-    shuffle: Annotated[Literal["auto", "files", "engine"], RARE] = "auto",
     scratch: Annotated[str | None, RARE] = None,
     dry_run: bool = False,
     as_json: Json = False,
@@ -86,10 +85,8 @@ def batches(
         OUT/private/sampling.key, if OUT is on this machine]
       memory_limit: Memory of this process, on the local runner and while it computes
         shuffles.  [default: 4GiB]
-      shuffle: Where rows wait between map and reduce: in files, which every worker must
-        reach, or in the engine.  auto: in files, except on Dataflow.
-      scratch: Folder for the files of --shuffle.  [default: in OUT; a temporary folder
-        without --runner if OUT is in a store]
+      scratch: Folder for rows between map and reduce, which every worker must reach.
+        [default: in OUT; a temporary folder without --runner if OUT is in a store]
       dry_run: Print input, layout and cost; write nothing.
     """
     check_delta(delta, allow_large_delta)
@@ -126,7 +123,6 @@ def batches(
         as_json=as_json,
         key_file=key_file,
         memory_limit=memory_limit,
-        shuffle=shuffle,
         scratch=scratch,
     )
 

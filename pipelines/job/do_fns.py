@@ -3,7 +3,7 @@
 Formal guarantees:
   - Only rows of the data set are sampled: a file that is not the listed one is refused
     before it is read (``KnownInput``).
-  - Every block has a piece for every group or unit, even if no example chose it.
+  - Every block has a piece for every unit, even if no example chose it.
   - A group is written only from exactly one piece of every block.
   - A file is visible under its final name only when it is complete; its checksum is
     written after it.  A finished file is not written again.
@@ -49,8 +49,6 @@ from pipelines.job.packing import (
 )
 from pipelines.job.runtime import plain_errors
 from pipelines.job.spill import SliceReader, Spill, is_written, spill_path, write_spill
-
-Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)
 
 
 def check_delivery(found: Iterable[int], expected: Sequence[int]) -> None:
@@ -132,64 +130,17 @@ class Secrets:
         return PlanSampler(plan=plan, key=key, starts=starts)
 
 
-class _Sampler:
-    """Reads blocks and samples the steps of their rows.
+@beam.typehints.with_input_types(tuple[Block, ...])
+@beam.typehints.with_output_types(tuple[int, int])
+class SpillBlocksFn(BundleFn):
+    """Blocks that share a file -> (0, ordinal) of each; writes the file.
 
     Args:
       layout: Layout of the job.
       secrets: Secrets of the job.
       known: Digests of the data set.
-      edges: Edges of the ranges of steps, as in ``packing.split_by_step``.
+      spill: The shuffle.
     """
-
-    def __init__(
-        self, layout: Layout, secrets: Secrets, known: KnownInput, edges: np.ndarray
-    ) -> None:
-        self._layout = layout
-        self._edges = edges
-        self._secrets = secrets
-        self._known = known
-        self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
-
-    def setup(self) -> None:
-        with plain_errors():
-            self._sampler = self._secrets.sampler(self._layout.plan, self._known)
-
-    def _pack(self, blocks: Sequence[Block]) -> PackedRows:
-        is_listed = functools.partial(self._known.is_listed, self._sampler.key)
-        return sample_and_pack(
-            self._layout, self._sampler, blocks, is_listed, edges=self._edges
-        )
-
-
-@beam.typehints.with_input_types(Block)
-@beam.typehints.with_output_types(Element)
-class SampleBlockFn(_Sampler, beam.DoFn):
-    """Block -> (group, (ordinal of the block, packed rows)) for every group."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        secrets: Secrets,
-        known: KnownInput,
-        groups: tuple[int, ...],
-    ) -> None:
-        super().__init__(layout, secrets, known, layout.group_edges())
-        self._groups = groups
-
-    def process(self, block: Block) -> Iterator[Element]:
-        with plain_errors():
-            packed = self._pack([block])
-            for group in self._groups:
-                yield group, (block.ordinal, packed.piece(group))
-        self._blocks_read.inc()
-        runtime.advance(runtime.BLOCKS)
-
-
-@beam.typehints.with_input_types(tuple[Block, ...])
-@beam.typehints.with_output_types(tuple[int, int])
-class SpillBlocksFn(_Sampler, BundleFn):
-    """Blocks that share a file -> (0, ordinal) of each; writes the file."""
 
     def __init__(
         self,
@@ -198,9 +149,25 @@ class SpillBlocksFn(_Sampler, BundleFn):
         known: KnownInput,
         spill: Spill,
     ) -> None:
-        _Sampler.__init__(self, layout, secrets, known, layout.unit_edges())
-        BundleFn.__init__(self, spill.num_threads)
+        super().__init__(spill.num_threads)
+        self._layout, self._secrets, self._known = layout, secrets, known
         self._spill = spill
+        self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
+
+    def setup(self) -> None:
+        with plain_errors():
+            self._sampler = self._secrets.sampler(self._layout.plan, self._known)
+
+    def _pack(self, blocks: Sequence[Block]) -> PackedRows:
+        """Reads blocks and samples the steps of their rows."""
+        is_listed = functools.partial(self._known.is_listed, self._sampler.key)
+        return sample_and_pack(
+            self._layout,
+            self._sampler,
+            blocks,
+            is_listed,
+            edges=self._layout.unit_edges(),
+        )
 
     def _spill_blocks(self, blocks: Sequence[Block]) -> None:
         path = spill_path(self._spill.folder, blocks[0].ordinal)
@@ -248,54 +215,25 @@ def write_group(
     write_atomically(checksum_path(directory, name), text.encode(), mode=0o600)
 
 
-class _Writer:
-    """A DoFn that writes the files of groups."""
-
-    def __init__(self, layout: Layout, directory: str, num_blocks: int) -> None:
-        self._layout = layout
-        self._directory = directory
-        self._num_blocks = num_blocks
-        self._steps_written = Metrics.counter("dpsgd", "steps_written")
-
-    def _write(self, group: int, units: Iterable[Unit]) -> None:
-        with plain_errors():
-            write_group(self._layout, self._directory, group, units)
-        runtime.advance(runtime.STEPS, len(self._layout.steps(group)))
-
-    def _count(self, group: int) -> str:
-        self._steps_written.inc(len(self._layout.steps(group)))
-        return self._layout.file(group).name
-
-
-@beam.typehints.with_input_types(tuple[int, Iterable[tuple[int, bytes]]])
-@beam.typehints.with_output_types(str)
-class WriteGroupFn(_Writer, beam.DoFn):
-    """(group, elements) -> name of the file of the group."""
-
-    def process(
-        self, group_and_elements: tuple[int, Iterable[tuple[int, bytes]]]
-    ) -> Iterator[str]:
-        group, values = group_and_elements
-        # Flink iterates values once.  Sorted: the order of arrival must not matter.
-        elements = sorted(values)
-        ordinals = (ordinal for ordinal, _ in elements)
-        check_delivery(ordinals, range(self._num_blocks))
-        pieces = (data for _, data in elements)
-        self._write(group, [(self._layout.steps(group), pieces)])
-        yield self._count(group)
-
-
 @beam.typehints.with_input_types(int)
 @beam.typehints.with_output_types(str)
-class WriteSpilledFn(_Writer, BundleFn):
-    """Group -> name of the file of the group."""
+class WriteSpilledFn(BundleFn):
+    """Group -> name of the file of the group.
+
+    Args:
+      layout: Layout of the job.
+      directory: Directory of the job.
+      num_blocks: Number of blocks of the data set.
+      spill: The shuffle.
+    """
 
     def __init__(
         self, layout: Layout, directory: str, num_blocks: int, spill: Spill
     ) -> None:
-        _Writer.__init__(self, layout, directory, num_blocks)
-        BundleFn.__init__(self, spill.num_threads)
-        self._spill = spill
+        super().__init__(spill.num_threads)
+        self._layout, self._directory = layout, directory
+        self._num_blocks, self._spill = num_blocks, spill
+        self._steps_written = Metrics.counter("dpsgd", "steps_written")
 
     def start_bundle(self) -> None:
         super().start_bundle()
@@ -320,6 +258,12 @@ class WriteSpilledFn(_Writer, BundleFn):
             if steps := range(edges[unit], edges[unit + 1]):
                 yield steps, self._pieces(unit)
 
+    def _write(self, group: int) -> None:
+        with plain_errors():
+            write_group(self._layout, self._directory, group, self._units(group))
+        runtime.advance(runtime.STEPS, len(self._layout.steps(group)))
+
     def process(self, group: int) -> Iterator[str]:
-        self._run(lambda: self._write(group, self._units(group)))
-        yield self._count(group)
+        self._run(self._write, group)
+        self._steps_written.inc(len(self._layout.steps(group)))
+        yield self._layout.file(group).name

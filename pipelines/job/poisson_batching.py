@@ -6,7 +6,6 @@ Formal guarantees:
     are not made again, and the result is byte-identical to that of an undisturbed run.
   - On the local runner memory stays within ``memory_limit``, whatever the size of the
     data.  In a Python worker of an engine it stays within ``sizing.worker_bytes``.
-  - Rows go through files unless ``choose_shuffle`` decides otherwise.
   - Those of ``job_folder`` and ``transforms``.
 
 Public: plan and layout.  Sensitive: the key and ``private/``.
@@ -66,8 +65,6 @@ from pipelines.job.transforms import WriteBatches, check_begin
 
 #: Beam's in-process runner, which holds what it groups in memory.
 LOCAL = "FnApiRunner"
-#: How rows travel from map to reduce; see ``choose_shuffle``.
-AUTO, FILES, ENGINE = SHUFFLES = ("auto", "files", "engine")
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 #: Seconds between two counts of the files of an engine.
 _SECONDS, _REMOTE_SECONDS = 1.0, 15.0
@@ -118,7 +115,6 @@ def write_batches(
     out: StrPath,
     key_file: StrPath | None = None,
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
-    shuffle: str = AUTO,
     scratch: StrPath | None = None,
     options: PipelineOptions | None = None,
 ) -> Manifest:
@@ -131,9 +127,8 @@ def write_batches(
       key_file: File of the sampling key; made if missing.  By default in
         ``out``/private, if that is on this machine.
       memory_limit: Memory of this process in bytes; workers of an engine ignore it.
-      shuffle: How rows travel from map to reduce, as in ``choose_shuffle``.
-      scratch: Folder for a shuffle through files, which every worker reaches; by
-        default in ``out``/private or, locally with ``out`` in a store, a temporary one.
+      scratch: Folder for the shuffle, which every worker reaches; by default in
+        ``out``/private or, locally with ``out`` in a store, a temporary one.
       options: Beam's options; without a runner, Beam's in-process runner.
 
     Raises:
@@ -142,9 +137,8 @@ def write_batches(
     options = options or PipelineOptions([])  # not those of this process
     root, key = absolute(out), None if key_file is None else absolute(key_file)
     try:
-        local = (runner := runner_of(options)) == LOCAL
+        local = runner_of(options) == LOCAL
         place = spill_place(root, scratch, local)
-        shuffle = choose_shuffle(shuffle, runner)
         check_dataset(layout, dataset)  # before what asks how large its blocks are
         threads = local_threads(layout, dataset, memory_limit) if local else 1
         key_path, batches_id = open_job(root, layout, dataset, key)
@@ -152,11 +146,13 @@ def write_batches(
         with lock_job(root):
             if pending := pending_groups(root, layout):
                 secrets = _secrets(layout, dataset, root, key_path)
-                shared = contextlib.nullcontext(
-                    None if shuffle == ENGINE else shared_spill(folder, layout, dataset)
+                shuffle = (
+                    _local_shuffle(folder, threads)
+                    if local
+                    else contextlib.nullcontext(shared_spill(folder, layout, dataset))
                 )
                 with (
-                    _local_shuffle(folder, threads) if local else shared as spill,
+                    shuffle as spill,
                     _progress(layout, dataset, root, pending, spill, local),
                 ):
                     write = WriteBatches(
@@ -175,7 +171,7 @@ def _progress(
     dataset: Dataset,
     out: str,
     pending: list[int],
-    spill: Spill | None,
+    spill: Spill,
     local: bool,
 ) -> Iterator[None]:
     """Reports the progress of the workers."""
@@ -187,38 +183,14 @@ def _progress(
         return
 
     def count() -> dict[str, int]:
-        done = {runtime.STEPS: num_steps_written(out, layout)}
-        if spill:
-            names = storage.names(spill.folder)
-            files = sum(name.startswith(BLOCK_PREFIX) for name in names)
-            sampled = files * spill.blocks_per_file
-            done[runtime.BLOCKS] = min(sampled, len(dataset.blocks))
-        return done
+        names = storage.names(spill.folder)
+        files = sum(name.startswith(BLOCK_PREFIX) for name in names)
+        sampled = min(files * spill.blocks_per_file, len(dataset.blocks))
+        steps = num_steps_written(out, layout)
+        return {runtime.STEPS: steps, runtime.BLOCKS: sampled}
 
     with runtime.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS):
         yield
-
-
-def choose_shuffle(shuffle: str, runner: str) -> str:
-    """Returns how rows travel from map to reduce: FILES or ENGINE.
-
-    Args:
-      shuffle: FILES, ENGINE, or AUTO: ENGINE on Dataflow, whose shuffle is a separate
-        service, otherwise FILES.
-      runner: Name of Beam's runner.
-
-    Raises:
-      InputError: none of the three, or ENGINE on the local runner.
-    """
-    check_choice("shuffle", shuffle, SHUFFLES)
-    if runner == LOCAL and shuffle == ENGINE:
-        raise InputError(
-            "Expected --shuffle engine with a --runner: the local runner would hold "
-            "all rows in memory. Leave it out."
-        )
-    if shuffle != AUTO:
-        return shuffle
-    return ENGINE if "Dataflow" in runner else FILES
 
 
 def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
@@ -373,9 +345,6 @@ class PoissonBatches(beam.PTransform):
         made if missing.  By default in ``out``/private.
       physical_batch_size: Number of rows per record; by default a step is one record,
         or several if it is large.
-      shuffle: "files": rows wait in ``out``/private, which every worker must reach;
-        "engine": they travel through the engine; "auto": "engine" on Dataflow, else
-        "files".
 
     Raises:
       InputError: another sampler, a size out of range, or ``dataset`` of another type.
@@ -395,7 +364,6 @@ class PoissonBatches(beam.PTransform):
         *,
         key_file: StrPath | None = None,
         physical_batch_size: int | None = None,
-        shuffle: str = AUTO,
     ) -> None:
         super().__init__()
         check_choice("sampler", plan.sampler, (POISSON, TRUNCATED_POISSON))
@@ -407,7 +375,6 @@ class PoissonBatches(beam.PTransform):
             )
         self._layout = make_layout(plan, dataset, physical_batch_size)
         self._dataset = dataset
-        self._shuffle = shuffle
         self._out = absolute(out)
         self._key_file = None if key_file is None else absolute(key_file)
 
@@ -420,20 +387,15 @@ class PoissonBatches(beam.PTransform):
         """
         check_begin(begin)
         runner_of(begin.pipeline.options)  # refuses runners that may lose elements
-        runner = type(begin.pipeline.runner).__name__
-        shuffle = choose_shuffle(self._shuffle, runner)
         key_file, _ = self._open()
         folder = join(self._out, PRIVATE_NAME, SPILL_NAME)
-        spill = None
-        if shuffle != ENGINE:
-            spill = shared_spill(folder, self._layout, self._dataset)
         return begin | "WriteBatches" >> WriteBatches(
             self._layout,
             self._out,
             Secrets(key_file=key_file),
             dataset=self._dataset,
             groups=pending_groups(self._out, self._layout),
-            spill=spill,
+            spill=shared_spill(folder, self._layout, self._dataset),
         )
 
     def finish(self) -> Manifest:

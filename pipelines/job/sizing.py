@@ -19,7 +19,7 @@ from pipelines.core.batches.manifest import record_bytes, row_bytes
 from pipelines.core.choices import bucket_bits, check_assigned
 from pipelines.core.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes, unit_bytes
+from pipelines.job.packing import OVERHEAD_BYTES, Layout, unit_bytes
 from pipelines.job.spill import file_bytes
 
 #: Maximum rows and bytes of a record by default: a small step is one record, and
@@ -41,9 +41,6 @@ _PARTICIPATION_BYTES = 96
 _FILE_COPIES = 3
 #: Bytes per bucket of ranks, and per kept rank, of a search for a shuffle's order.
 _BUCKET_BYTES, _RANK_BYTES = 48, 96
-#: Bytes that Beam queues between a Python worker and a slower engine: two queues to
-#: send and one to receive, of 100 MiB each.
-_CHANNEL_BYTES = 300 << 20
 DEFAULT_MEMORY_LIMIT = 4 << 30
 
 
@@ -52,8 +49,8 @@ class Estimate:
     """The cost of a job.  Public: expectations over the sampling.
 
     Attributes:
-      shuffle_bytes: Expected bytes between map and reduce; a shuffle through files
-        keeps them on disk until the job ends.
+      shuffle_bytes: Expected bytes between map and reduce, which are kept in files
+        until the job ends.
       output_bytes: Bytes of the columns and weights of all records.
       padding: Expected number of padding rows per example.
     """
@@ -117,13 +114,7 @@ def estimate(layout: Layout) -> Estimate:
     )
 
 
-def worker_bytes(
-    layout: Layout,
-    dataset: Dataset,
-    *,
-    by_value: bool = False,
-    by_files: bool = False,
-) -> int:
+def worker_bytes(layout: Layout, dataset: Dataset, *, is_shared: bool = False) -> int:
     """Returns the memory in bytes that a Python worker of an engine needs.
 
     It holds one block, one file of a shuffle, or one unit of steps at a time, whatever
@@ -132,14 +123,11 @@ def worker_bytes(
     Args:
       layout: Layout of the job.
       dataset: Input of the job.
-      by_value: Whether rows travel through the engine, a group at a time.
-      by_files: Whether they travel through files that several blocks share.
+      is_shared: Whether several blocks share a file of the shuffle.
     """
-    channel = _CHANNEL_BYTES if by_value else 0
-    file = _FILE_COPIES * file_bytes(layout) if by_files else 0
-    largest = group_bytes(layout) if by_value else unit_bytes(layout)
-    work = max(file, _work_bytes(layout, dataset, largest))
-    return _BASE_BYTES + shuffle_bytes(layout.plan) + channel + work
+    file = _FILE_COPIES * file_bytes(layout) if is_shared else 0
+    work = max(file, _work_bytes(layout, dataset))
+    return _BASE_BYTES + shuffle_bytes(layout.plan) + work
 
 
 def shuffle_bytes(plan: DpSgdPlan) -> int:
@@ -152,14 +140,15 @@ def shuffle_bytes(plan: DpSgdPlan) -> int:
     return 2 * starts + _BUCKET_BYTES * buckets + _RANK_BYTES * kept
 
 
-def _work_bytes(layout: Layout, dataset: Dataset, largest: int) -> int:
+def _work_bytes(layout: Layout, dataset: Dataset) -> int:
     """Returns the bytes for the block or range of steps that one thread works on."""
     largest_block = max(block.num_rows for block in dataset.blocks)
     participations = layout.plan.expected_uses
     row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
     # Padding can make a record longer than the rows of a unit.
     record = record_bytes(layout.columns, layout.physical_batch_size)
-    return max(math.ceil(largest_block * row), _COPIES * max(largest, record))
+    largest = _COPIES * max(unit_bytes(layout), record)
+    return max(math.ceil(largest_block * row), largest)
 
 
 def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
@@ -173,7 +162,7 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
     Raises:
       InputError: not even one.
     """
-    each = _work_bytes(layout, dataset, unit_bytes(layout))
+    each = _work_bytes(layout, dataset)
     shared = _BASE_BYTES + shuffle_bytes(layout.plan)
     if memory_limit < shared + each:
         least = "to suffice for" if dataset.bounded else f">= {shared + each} bytes for"

@@ -6,13 +6,9 @@ carries only the numbers of blocks and groups:
     blocks -> sample, pack, spill -> await all blocks -> groups -> order, truncate, pad,
     write
 
-or through the engine:
-
-    blocks -> sample, pack -> group by range of steps -> order, truncate, pad, write
-
 Elements are blocks, not rows.  For each range of steps the map step makes one piece, of
-the rows that chose a step in it, even if there are none.  The reduce step holds a group
-at a time or, through files, a unit of one: some tens of megabytes.
+the rows that chose a step in it, even if there are none.  The reduce step holds a unit
+of a group at a time: some tens of megabytes.
 
 Formal guarantees:
   - Every step of every requested group is written, even if no example chose it.
@@ -21,8 +17,7 @@ Formal guarantees:
   - Only rows of the data set are sampled: the transform makes the blocks itself, and a
     file that is not the listed one is refused before it is read (``KnownInput``).
   - The bytes of a file depend only on (key, plan, input, layout): not on the engine,
-    the way rows travel, the number of workers, or how often and in which order bundles
-    run.
+    the number of workers, or how often and in which order bundles run.
   - A file is visible under its final name only when it is complete; its checksum is
     written after it.  A finished file is not written again.
   - No key is part of the pipeline: it names the place where workers read the key.
@@ -40,12 +35,10 @@ import apache_beam as beam
 
 from accounting.core.validation import InputError
 from pipelines.files.key_sources import read_key_file
-from pipelines.inputs.parquet_blocks import Dataset, KnownInput, know_input
+from pipelines.inputs.parquet_blocks import Dataset, know_input
 from pipelines.job.do_fns import (
-    SampleBlockFn,
     Secrets,
     SpillBlocksFn,
-    WriteGroupFn,
     WriteSpilledFn,
     check_delivery,
 )
@@ -92,8 +85,8 @@ class WriteBatches(beam.PTransform):
       directory: Folder for the files, from ``open_job``; local or in a store.
       secrets: Where workers find the sampling key and the boundaries.
       dataset: The input.
+      spill: The shuffle: a folder that every worker reaches.
       groups: Groups to write; all by default.
-      spill: Shuffle through files; by default rows go through the engine.
 
     Raises:
       InputError: ``layout`` was made for another data set.
@@ -101,7 +94,7 @@ class WriteBatches(beam.PTransform):
     Example:
       >>> _ = pipeline | WriteBatches(layout, "batches",
       ...                             Secrets(key_file="sampling.key"),
-      ...                             dataset=dataset)  # doctest: +SKIP
+      ...                             dataset=dataset, spill=spill)  # doctest: +SKIP
     """
 
     def __init__(
@@ -111,8 +104,8 @@ class WriteBatches(beam.PTransform):
         secrets: Secrets,
         *,
         dataset: Dataset,
+        spill: Spill,
         groups: Iterable[int] | None = None,
-        spill: Spill | None = None,
     ) -> None:
         super().__init__()
         check_dataset(layout, dataset)
@@ -132,14 +125,8 @@ class WriteBatches(beam.PTransform):
         """
         check_begin(begin)
         known = know_input(read_key_file(self._secrets.key_file), self._dataset)
-        if self._spill is None:
-            return self._through_engine(begin, known)
-        return self._through_files(begin, known, self._spill)
-
-    def _through_files(
-        self, begin: beam.pvalue.PBegin, known: KnownInput, spill: Spill
-    ) -> beam.PCollection:
-        blocks, size = self._dataset.blocks, spill.blocks_per_file
+        spill, blocks = self._spill, self._dataset.blocks
+        size = spill.blocks_per_file
         files = [blocks[at : at + size] for at in range(0, len(blocks), size)]
         sample = SpillBlocksFn(self._layout, self._secrets, known, spill)
         then = _AwaitFn(range(len(blocks)), self._groups)
@@ -151,19 +138,5 @@ class WriteBatches(beam.PTransform):
             | "AllBlocks" >> beam.GroupByKey()  # (0, [ordinal])
             | "Groups" >> beam.ParDo(then)  # group
             | "Spread" >> beam.Reshuffle()
-            | "OrderTruncatePadWrite" >> beam.ParDo(write)  # file name
-        )
-
-    def _through_engine(
-        self, begin: beam.pvalue.PBegin, known: KnownInput
-    ) -> beam.PCollection:
-        blocks = self._dataset.blocks
-        sample = SampleBlockFn(self._layout, self._secrets, known, self._groups)
-        write = WriteGroupFn(self._layout, self._directory, len(blocks))
-        return (
-            begin
-            | "Blocks" >> beam.Create(blocks)  # Block
-            | "SampleAndPack" >> beam.ParDo(sample)  # Element
-            | "GroupBySteps" >> beam.GroupByKey()  # (group, [(ordinal, packed rows)])
             | "OrderTruncatePadWrite" >> beam.ParDo(write)  # file name
         )

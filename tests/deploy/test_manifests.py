@@ -156,7 +156,7 @@ def test_every_engine_worker_has_its_pool_and_the_key_as_a_private_file(
     assert "--key-file=/run/dpsgd/key/sampling.key" in given
     # Input, shuffle and batches are in the bucket: no file system is shared.
     assert {"--input=s3://BUCKET/train", "--out=s3://BUCKET/batches"} <= set(given)
-    assert not {"--scratch", "--shuffle"} & {each.split("=")[0] for each in given}
+    assert "--scratch" not in {each.split("=")[0] for each in given}
     assert "persistentVolumeClaim" not in path.read_text()
     # Who makes a key file, and who reads it, is one user.
     (pool,) = [p for p in pods(path) if "worker-pool" in str(p["containers"])]

@@ -87,7 +87,6 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     assert said["shuffle_bytes"] == 40 * 10 * (17 + 12)
     assert said["output_bytes"] == 40 * 14 * (17 + 4)
     assert 512 << 20 < said["bytes_per_worker"] < 513 << 20
-    assert said["shuffle"] == "files"
     assert said["expected_padding"] == pytest.approx(0.4)
     assert not (tmp_path / "o").exists()
 

@@ -79,16 +79,13 @@ def test_commands_write_verify_and_read_the_same_bytes_in_a_store_as_here(
         list(read_batches(place))
 
 
-@pytest.mark.parametrize(
-    ("sampler", "shuffle"),
-    [("truncated-poisson", "files"), ("dynamic-shuffle", "engine")],
-)
+@pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
 def test_engines_write_the_same_bytes_in_a_store(
-    sampler: str, shuffle: str, place: str, jobs: SmallJobs
+    sampler: str, place: str, jobs: SmallJobs
 ) -> None:
-    """Rows and boundaries travel as on a cluster: through engine and store alone."""
+    """Rows and boundaries travel as on a cluster: through the store alone."""
     layout = jobs.layout(4, sampler=sampler)
-    jobs.write(place, layout, shuffle=shuffle, options=ENGINE)
+    jobs.write(place, layout, options=ENGINE)
     assert contents(place) == contents(jobs.write("o", layout))
 
 

@@ -15,11 +15,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_batches, read_manifest
 from pipelines.batches.verify import verify
-from pipelines.core.choices import Choices, PlanSampler, make_sampler
-from pipelines.files.key_sources import create_key_file, insecure_key
+from pipelines.files.key_sources import create_key_file
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job import do_fns, job_folder, poisson_batching, sizing, transforms
-from pipelines.job.packing import Layout, sample_and_pack
+from pipelines.job import job_folder, poisson_batching, sizing, transforms
 from pipelines.job.sizing import local_threads, worker_bytes
 from tests.pipelines.conftest import SmallJobs, contents, small_layout
 
@@ -48,70 +46,16 @@ def test_every_step_is_written_also_when_no_example_chose_it(
     assert sum(not ids for ids in steps.values()) > 20
 
 
-def elements_of(layout: Layout, dataset: Dataset) -> dict[int, list[tuple[int, bytes]]]:
-    """What the map step emits, by group, in the order of the blocks."""
-    elements: dict[int, list[tuple[int, bytes]]] = {}
-    sampler = make_sampler(layout.plan, insecure_key(0), [])
-    for block in dataset.blocks:
-        packed = sample_and_pack(
-            layout, sampler, [block], dataset.is_listed, edges=layout.group_edges()
-        )
-        for group in range(layout.num_groups):
-            piece = packed.piece(group)
-            assert len(piece) == packed.sizes[group]
-            elements.setdefault(group, []).append((block.ordinal, piece))
-    return elements
-
-
-def writer(layout: Layout, folder: pathlib.Path) -> do_fns.WriteGroupFn:
-    (folder / "private" / "files").mkdir(parents=True)
-    write = do_fns.WriteGroupFn(layout, str(folder), num_blocks=5)
-    write.start_bundle()
-    return write
-
-
-def test_bytes_do_not_depend_on_the_order_of_arrival(
-    tmp_path: pathlib.Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choose = PlanSampler.choose
-
-    def equal_priorities(*arguments: Any) -> Choices:
-        row, step, priority = choose(*arguments)
-        return row, step, np.zeros_like(priority)
-
-    # Arrival must not even decide between rows of the same priority.
-    monkeypatch.setattr(PlanSampler, "choose", equal_priorities)
-    layout = small_layout(dataset, 4)
-    for order, direction in (("listed", 1), ("reversed", -1)):
-        write = writer(layout, tmp_path / order)
-        for group, pieces in elements_of(layout, dataset).items():
-            written = list(write.process((group, iter(pieces[::direction]))))
-            assert written == [layout.file(group).name]
-    assert len(contents(tmp_path / "listed")) == 2 * layout.num_groups
-    assert contents(tmp_path / "listed") == contents(tmp_path / "reversed")
-
-
-def test_no_element_is_lost_or_counted_twice(
-    tmp_path: pathlib.Path, dataset: Dataset
-) -> None:
-    layout = small_layout(dataset, 4)
-    write = writer(layout, tmp_path)
-    pieces = elements_of(layout, dataset)[0]
-    for delivered in (pieces[1:], pieces[:-1], [*pieces, pieces[2]], [pieces[0]] * 5):
-        with pytest.raises(InputError, match="loses and repeats nothing"):
-            list(write.process((0, delivered)))
-    assert contents(tmp_path) == {}
-    ordinals = [ordinal for ordinal, _ in pieces]
+def test_no_element_is_lost_or_counted_twice() -> None:
+    ordinals = list(range(5))
     gather = transforms._AwaitFn(range(5), (0, 2))
     for named in (ordinals[1:], ordinals[:-1], [*ordinals, 2], [0] * 5):
         with pytest.raises(InputError, match="loses and repeats nothing"):
             list(gather.process((0, named)))
     assert list(gather.process((0, ordinals[::-1]))) == [0, 2]
-    list(write.process((0, pieces)))
-    assert len(contents(tmp_path)) == 2  # with its checksum
 
 
-def test_bytes_depend_on_the_key_and_not_on_threads_or_the_shuffle(
+def test_bytes_depend_on_the_key_and_not_on_threads_or_the_engine(
     jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(name: str, **options: Any) -> dict[str, bytes]:
@@ -121,7 +65,7 @@ def test_bytes_depend_on_the_key_and_not_on_threads_or_the_shuffle(
     monkeypatch.setattr(poisson_batching, "local_threads", lambda *_: 4)
     assert run("threads") == one
     engine = PipelineOptions(["--runner=BundleBasedDirectRunner"])
-    assert run("by-value", options=engine, shuffle="engine") == one
+    assert run("engine", options=engine) == one
     create_key_file(jobs.folder / "other.key")
     other = run("other", key_file=jobs.folder / "other.key")
     assert set(other) == set(one)
@@ -141,8 +85,6 @@ def test_a_limit_below_one_block_or_range_of_steps_is_refused(dataset: Dataset) 
     assert local_threads(layout, dataset, 1 << 40) == len(os.sched_getaffinity(0))
     # A worker of an engine does the work of one thread.
     least = worker_bytes(layout, dataset)
-    by_value = worker_bytes(layout, dataset, by_value=True)
-    assert by_value == least + sizing._CHANNEL_BYTES  # what is on its way
     assert local_threads(layout, dataset, least) == 1
     with pytest.raises(InputError, match=f"memory_limit={least - 1}"):
         local_threads(layout, dataset, least - 1)

@@ -148,7 +148,7 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
     [
         # Shuffles that are repeated are made as those that are fresh.
         ("poisson", 1),
-        ("truncated-poisson", None),  # through the engine
+        ("truncated-poisson", 1),
         ("dynamic-shuffle", 2),
         ("truncated-cyclic-poisson", 1),
     ],
@@ -157,7 +157,7 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     jobs: SmallJobs,
     monkeypatch: pytest.MonkeyPatch,
     sampler: str,
-    blocks_per_file: int | None,
+    blocks_per_file: int,
 ) -> None:
     cap = needed(sampler, cap=11, bands=3)
     layout, dataset = jobs.layout(4, sampler=sampler, **cap), jobs.dataset
@@ -168,20 +168,15 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     groups, blocks = tuple(range(layout.num_groups)), list(dataset.blocks)
     chaos = Chaos(seed=SAMPLERS.index(sampler))
     dying_writes(chaos, monkeypatch)
-    if size := blocks_per_file:
-        folder = out / "private" / "spill"
-        folder.mkdir(mode=0o700)
-        spill = Spill(folder=str(folder), num_threads=2, blocks_per_file=size)
-        sample: Any = do_fns.SpillBlocksFn(layout, secrets, known, spill)
-        files = [tuple(blocks[at : at + size]) for at in range(0, len(blocks), size)]
-        done = chaos.shuffle(chaos.run(sample, files))
-        gather = transforms._AwaitFn(range(len(blocks)), groups)
-        elements: list[Any] = chaos.run(gather, done)
-        write: Any = do_fns.WriteSpilledFn(layout, str(out), len(blocks), spill)
-    else:
-        sample = do_fns.SampleBlockFn(layout, secrets, known, groups)
-        elements = chaos.shuffle(chaos.run(sample, blocks))
-        write = do_fns.WriteGroupFn(layout, str(out), len(blocks))
+    folder, size = out / "private" / "spill", blocks_per_file
+    folder.mkdir(mode=0o700)
+    spill = Spill(folder=str(folder), num_threads=2, blocks_per_file=size)
+    sample = do_fns.SpillBlocksFn(layout, secrets, known, spill)
+    files = [tuple(blocks[at : at + size]) for at in range(0, len(blocks), size)]
+    done = chaos.shuffle(chaos.run(sample, files))
+    gather = transforms._AwaitFn(range(len(blocks)), groups)
+    elements: list[Any] = chaos.run(gather, done)
+    write = do_fns.WriteSpilledFn(layout, str(out), len(blocks), spill)
     names = chaos.run(write, elements)
     assert sorted(names) == [layout.file(group).name for group in groups]
     # 10 bundles or more, twice, with three chances of 15 % or more in each attempt.
@@ -289,14 +284,12 @@ def as_list(secret: bytes) -> bytes:
     return str(list(secret)).encode()
 
 
-@pytest.mark.parametrize("shuffle", ["files", "engine"])
 @pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
 def test_neither_key_nor_digests_nor_boundaries_are_in_pipeline_or_options(
     jobs: SmallJobs,
     monkeypatch: pytest.MonkeyPatch,
     pipeline_bytes: Callable[[beam.Pipeline], bytes],
     sampler: str,
-    shuffle: str,
 ) -> None:
     """A digest of column statistics lets a guess at a row be checked."""
     layout = jobs.layout(4, sampler=sampler)
@@ -310,7 +303,7 @@ def test_neither_key_nor_digests_nor_boundaries_are_in_pipeline_or_options(
     monkeypatch.setattr(beam.Pipeline, "run", record)
     options = PipelineOptions(["--runner=BundleBasedDirectRunner"])
     with pytest.raises(KeyboardInterrupt):
-        jobs.write("o", layout, shuffle=shuffle, options=options)
+        jobs.write("o", layout, options=options)
     key = read_key_file(jobs.key_file)
     digests = {*jobs.dataset.footers.values(), jobs.dataset.digest}
     assert len(digests) == 3

@@ -18,7 +18,6 @@ from pipelines.job import packing, poisson_batching
 from pipelines.job.do_fns import Secrets, SpillBlocksFn, WriteSpilledFn
 from pipelines.job.job_folder import read_checksum
 from pipelines.job.packing import OVERHEAD_BYTES, Layout
-from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
 from pipelines.job.sizing import make_layout, worker_bytes
 from pipelines.job.spill import (
     Spill,
@@ -114,27 +113,6 @@ def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    ("shuffle", "runner", "chosen"),
-    [
-        ("auto", LOCAL, FILES),
-        ("auto", "FlinkRunner", FILES),
-        ("auto", "DataflowRunner", ENGINE),
-        ("files", "DataflowRunner", FILES),
-        ("engine", "FlinkRunner", ENGINE),
-    ],
-)
-def test_rows_go_through_files_unless_an_engine_is_better_at_it(
-    shuffle: str, runner: str, chosen: str
-) -> None:
-    assert choose_shuffle(shuffle, runner) == chosen
-    # The local runner never holds the shuffle in memory.
-    with pytest.raises(InputError, match="--shuffle engine"):
-        choose_shuffle("engine", LOCAL)
-    with pytest.raises(InputError, match="shuffle='disk'"):
-        choose_shuffle("disk", LOCAL)
-
-
 #: Prepared Criteo: a label, 13 integers and 26 categories.
 COLUMNS = (
     Column(name="label", dtype="int8"),
@@ -167,7 +145,7 @@ def test_files_are_large_and_workers_stay_small() -> None:
     largest = count * 65_536 * (row_bytes(COLUMNS) + OVERHEAD_BYTES)
     assert file_bytes(layout) / 2 < largest <= file_bytes(layout)
     assert largest / layout.num_units > 50_000
-    assert worker_bytes(layout, dataset, by_files=True) < 1.3 * (1 << 30)
+    assert worker_bytes(layout, dataset, is_shared=True) < 1.3 * (1 << 30)
     assert blocks_per_file(*large(10**6, 65_536)) == 1
     edges, groups = layout.unit_edges(), layout.group_edges()
     assert set(groups) <= set(edges)
