@@ -1,4 +1,4 @@
-"""Time of a step against the depth of the model, for both variants of BAM.
+"""Time of a step against the depth of the model, for BAM.
 
     python examples/benchmarks/bam_depth.py --out depth [--depths 4,16,64] [--rounds 5]
 
@@ -8,7 +8,6 @@ The model has ``depth`` residual layers of 64 units; the batch is 256 rows of no
     dp-sgd            one pass (book-keeping)
     bam sam           a second pass uphill (book-keeping): "BAM SAM" of the paper
     bam sam, copies   the same with a copy of the weights for every example (vectorized)
-    bam hvp           the exact derivative by Hessians (vectorized): "BAM FWD-REV"
 
 Each way takes a step in every round, one after the other, so that what else runs meets
 them all; the table has the median.  Wall time means something on an idle machine alone;
@@ -35,17 +34,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from accounting.plots import new_figure  # noqa: E402
-from trainer.core.tf_compat import keras, tf  # noqa: E402
 from trainer.claims.bam import bam_gradients  # noqa: E402
 from trainer.core.step.clipping import clipped  # noqa: E402
+from trainer.core.tf_compat import keras, tf  # noqa: E402
 from trainer.gradients.paths import SINGLE_EXAMPLES, clipped_sum  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.report import report  # noqa: E402
 from trainer.report.report import DASHES  # noqa: E402
-from trainer.settings.methods import BAM_HVP  # noqa: E402
 
 TITLE = "Milliseconds of a step, wall / processor"
 ROWS, UNITS, CLIP, RADIUS = 256, 64, 1.0, 0.02
+
 
 def bam_sum(**how: Any) -> Callable[[TrainableModel], Any]:
     """Returns BAM's sum of clipped gradients of a model."""
@@ -59,7 +58,6 @@ WAYS: dict[str, Callable[[TrainableModel], Any]] = {
     "dp-sgd": lambda model: clipped_sum(model, l2_norm_clip=CLIP),
     "bam sam": bam_sum(),
     "bam sam, copies": bam_sum(path=SINGLE_EXAMPLES),
-    "bam hvp": bam_sum(variant=BAM_HVP),
 }
 
 
@@ -114,7 +112,7 @@ def plot(found: dict[int, dict[str, dict[str, float]]], path: pathlib.Path) -> N
     """Draws wall and processor time over depth."""
     figure, panels = new_figure(10, 4, columns=2)
     for axes, clock in zip(panels, ("wall", "processor"), strict=True):
-        for name, marker, dashes in zip(WAYS, "osD^", DASHES, strict=True):
+        for name, marker, dashes in zip(WAYS, "osD", DASHES, strict=False):
             seconds = [1e3 * ways[name][clock] for ways in found.values()]
             axes.plot(list(found), seconds, marker=marker, ls=dashes, label=name)
         axes.set_xscale("log", base=2)

@@ -1,15 +1,13 @@
 """Bias-aware minimisation: per-example gradients a small step uphill, then clipped.
 
     u_i  = gradient of example i's loss at theta
-    g_i  = gradient of example i's loss at  theta + lambda * u_i / ||u_i||     ("sam")
-       or  u_i + lambda * H_i u_i / ||u_i||,  H_i its Hessian at theta         ("hvp")
+    g_i  = gradient of example i's loss at  theta + lambda * u_i / ||u_i||
     sum_i  w_i * min(1, C / ||g_i||) * g_i
 
-Clipping biases DP-SGD, and small gradients are clipped less.  Both variants minimise
-the loss plus ``lambda`` times the norm of each example's gradient: "hvp" takes its
-exact gradient, "sam" the same up to O(lambda^2), from a second gradient instead of a
-Hessian product ("BAM FWD-REV" and "BAM SAM" in the paper).  Sharpness-aware
-minimisation calls ``lambda`` the perturbation radius, usually rho.
+Clipping biases DP-SGD, and small gradients are clipped less.  BAM minimises the loss
+plus ``lambda`` times the norm of each example's gradient, up to O(lambda^2) ("BAM SAM"
+in the paper).  Sharpness-aware minimisation calls ``lambda`` the perturbation radius,
+usually rho.
 
 Formal guarantees:
   - Those of ``step.clipping``, for g_i, on every path.  In particular g_i is a function
@@ -25,14 +23,13 @@ Formal guarantees:
 
 There are two paths.  ``one pass`` (see ``backward_pass``) recomputes everything that
 depends on the weights, with each operation's outcome at the example's own weights.
-``single examples`` computes each example separately, with its own
-copy of the weights; "hvp" always takes this path.  Both process as many examples at a
-time as fit in a fixed amount of memory.
+``single examples`` computes each example separately, with its own copy of the weights.
+Both process as many examples at a time as fit in a fixed amount of memory.
 
-Public: radius, variant and path.  Sensitive: every input and output.
+Public: radius and path.  Sensitive: every input and output.
 
 References:
-  Knolle et al. (2023), arXiv:2308.12018, Algorithm 2 and equations 13 and 14.
+  Knolle et al. (2023), arXiv:2308.12018, Algorithm 2 and equation 14.
 """
 
 from __future__ import annotations
@@ -62,10 +59,7 @@ from trainer.gradients.paths import (
 from trainer.gradients.proof import ids_depend_on_weights, proof_of
 from trainer.model.trainable_model import TrainableModel
 from trainer.run.hooks import Hooks
-from trainer.settings.methods import BAM_HVP, BAM_SAM
 from trainer.settings.train_settings import TrainSettings
-
-_REMEDY = "Give bam_variant='hvp', as a flag: --bam-variant hvp."
 
 
 @contextlib.contextmanager
@@ -95,7 +89,8 @@ def replaced_weights(model: TrainableModel, weights: Sequence[Any]) -> Iterator[
             if read is not None:
                 raise InputError(
                     f"Expected {read} to be read as a keras.Variable; the model reads "
-                    f"its tf.Variable, which cannot be replaced. {_REMEDY}"
+                    "its tf.Variable, which cannot be moved for one example. Use the "
+                    "result of add_weight as it is, or another --method."
                 )
 
 
@@ -121,45 +116,39 @@ def check_replaceable(model: TrainableModel) -> None:
 _COPIES = 3
 
 
-def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
+def choose_bam_path(model: TrainableModel, settings: Any = None) -> str:
     """Returns the fastest path that is exact.
 
     Args:
       model: A model that ``check_model`` accepted.
-      variant: "sam" or "hvp".
+      settings: Settings of the run, which do not change the path.
     """
-    if variant == BAM_HVP or choose_path(model) != ONE_PASS:
+    del settings
+    if choose_path(model) != ONE_PASS:
         return SINGLE_EXAMPLES
     # Moved weights would move the rows that are read, too.
     return SINGLE_EXAMPLES if ids_depend_on_weights(proof_of(model)) else ONE_PASS
 
 
 def bam_gradients(
-    model: TrainableModel,
-    *,
-    radius: float,
-    variant: str = BAM_SAM,
-    path: str | None = None,
+    model: TrainableModel, *, radius: float, path: str | None = None
 ) -> ExampleGradients:
     """Returns the g_i of single examples.
 
     Args:
       model: A model that ``check_model`` accepted.
       radius: ``lambda``, at least 0.
-      variant: "sam" or "hvp".
       path: "one pass" or "single examples"; None for the fastest that is exact.
 
     Raises:
-      InputError: "sam" cannot replace the weights for one example.
+      InputError: the weights cannot be replaced for one example.
     """
     if radius == 0:
         return example_gradients(model)
-    if (path or choose_bam_path(model, variant)) == ONE_PASS:
+    if (path or choose_bam_path(model)) == ONE_PASS:
         return _one_pass(model, radius)
-    if variant == BAM_SAM:
-        check_replaceable(model)
-    gradient = (_uphill if variant == BAM_SAM else _penalized)(model, radius)
-    return SingleExamples(model, gradient, copies=_COPIES)
+    check_replaceable(model)
+    return SingleExamples(model, _uphill(model, radius), copies=_COPIES)
 
 
 def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
@@ -197,7 +186,7 @@ def _one_pass(model: TrainableModel, radius: float) -> ExampleGradients:
 
 
 def _uphill(model: TrainableModel, radius: float) -> ExampleGradient:
-    """Returns the "sam" variant's g_i of one example."""
+    """Returns the g_i of one example."""
 
     def gradient(row: Mapping[str, Any]) -> tuple[list[Any], Any]:
         direction = example_gradient(model, row)
@@ -212,33 +201,8 @@ def _uphill(model: TrainableModel, radius: float) -> ExampleGradient:
     return gradient
 
 
-def _penalized(model: TrainableModel, radius: float) -> ExampleGradient:
-    """Returns the "hvp" variant's g_i of one example."""
-
-    def gradient(row: Mapping[str, Any]) -> tuple[list[Any], Any]:
-        with tf.GradientTape() as tape:
-            here = example_gradient(model, row)
-            # The derivative of <u, v> for a constant v is the Hessian times v.
-            norm = tf.stop_gradient(tf.linalg.global_norm(here))
-            counted, scale = ascent_scale(norm, True, radius)
-            product = tf.add_n(
-                [tf.reduce_sum(u * tf.stop_gradient(scale * u)) for u in here]
-            )
-        bend = tape.gradient(
-            product, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        return [u + h for u, h in zip(here, bend, strict=True)], counted
-
-    return gradient
-
-
-def _path_of(model: TrainableModel, settings: TrainSettings) -> str:
-    return choose_bam_path(model, settings.method_settings["bam_variant"])
-
-
 def _gradients_of(model: TrainableModel, settings: TrainSettings) -> ExampleGradients:
-    own = settings.method_settings
-    return bam_gradients(model, radius=own["bam_radius"], variant=own["bam_variant"])
+    return bam_gradients(model, radius=settings.method_settings["bam_radius"])
 
 
-HOOKS = Hooks(choose_path=_path_of, gradients=_gradients_of)
+HOOKS = Hooks(choose_path=choose_bam_path, gradients=_gradients_of)

@@ -111,9 +111,8 @@ def train(
       checkpoint_every: Steps between checkpoints.  [default: one per minute]
       worker_timeout: Seconds that a worker waits for the other workers of `mpiexec`;
         must exceed the time of an evaluation.
-      of_method: Of the method, such as --bam-radius 0.01.  bam has --bam-radius and
-        --bam-variant; dp-sat has --sat-radius; model-mix has --mix-width and
-        --linf-factor.
+      of_method: Of the method, such as --bam-radius 0.01.  bam has --bam-radius; dp-sat
+        has --sat-radius; model-mix has --mix-width and --linf-factor.
     """
     del config  # read before
     workers = launch.of_this_process(worker_timeout)

@@ -49,7 +49,6 @@ from accounting.core.settings import (
     Settings,
     annotated_fields,
     checked,
-    choice,
     one_of,
 )
 from accounting.core.validation import InputError, check_choice, did_you_mean
@@ -259,12 +258,6 @@ def theorem_of(
     return accounting(settings, l2_norm_clip, optimizer)
 
 
-#: Variants of BAM: a second gradient, or the exact derivative by a Hessian product.
-BAM_SAM = "sam"
-BAM_HVP = "hvp"
-BAM_VARIANTS = (BAM_SAM, BAM_HVP)
-
-
 def _load(place: str) -> Callable[[], Any]:
     """Returns a function that imports "module:attribute" when it is called."""
     module, attribute = place.split(":")
@@ -297,38 +290,23 @@ class BamSettings(Settings):
 
     Attributes:
       bam_radius: Distance that bam moves the weights, 0.005 to 0.02 in the paper.
-      bam_variant: sam (default): a second gradient; hvp: exact and slower, by Hessian
-        products.
     """
 
     bam_radius: Annotated[float, Field(ge=0), "Published runs use 0.005 to 0.02."]
-    bam_variant: Annotated[str, choice("bam_variant", *BAM_VARIANTS)] = BAM_SAM
 
 
 def _bam_sentence(settings: Mapping[str, Any]) -> str:
-    radius = f"bam_radius={settings['bam_radius']!r}"
-    if settings["bam_variant"] == BAM_HVP:
-        return (
-            "BAM, variant hvp: per-example gradients of the loss plus "
-            f"{radius} times its gradient's norm"
-        )
     return (
-        "BAM, variant sam: per-example gradients at the weights moved by "
-        f"{radius} along the same example's gradient"
+        "BAM: per-example gradients at the weights moved by "
+        f"bam_radius={settings['bam_radius']!r} along the same example's gradient"
     )
-
-
-def _bam_tables(settings: Any) -> str | None:
-    if settings.method_settings["bam_variant"] == BAM_HVP:
-        return "--bam-variant hvp has gradients of whole tables"
-    return None
 
 
 register(
     "bam",
     Method(
         hooks=_load("trainer.claims.bam:HOOKS"),
-        whole_tables=_bam_tables,
+        whole_tables=_reads_rows,
         accounting=as_dp_sgd,
         sentence=_bam_sentence,
         claim=claim_names.MOVED_WEIGHTS,
@@ -470,9 +448,7 @@ class MethodSettings:
 
     Example:
       >>> MethodSettings(method="bam", method_settings={"bam_radius": 0.02})
-      ... # doctest: +NORMALIZE_WHITESPACE
-      MethodSettings(method='bam', method_settings={'bam_radius': 0.02, 'bam_variant':
-      'sam'})
+      MethodSettings(method='bam', method_settings={'bam_radius': 0.02})
     """
 
     method: Annotated[str, one_of("method", names), TRAINING] = DP_SGD
