@@ -1,8 +1,8 @@
 """Architectures that users bring: those of public examples, built anew and small.
 
-Images, text and series are here; tables and heads in ``table_architectures``; odd
-layers in ``odd_architectures``.  ``ARCHITECTURES`` has all of them,
-and what the check of each decides.  Sources: keras.io/examples, and the examples of
+Images, text and series are here; tables, heads and odd layers in
+``table_architectures``.  ``ARCHITECTURES`` has all of them, and what the check of each
+decides.  Sources: keras.io/examples, and the examples of
 Opacus and of TF Privacy.
 """
 
@@ -19,7 +19,6 @@ from tests.trainer.architecture import (
     real,
     registers,
 )
-from tests.trainer.odd_architectures import ODD
 from tests.trainer.table_architectures import OF_TABLES
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.paths import SINGLE_EXAMPLES
@@ -376,4 +375,4 @@ def traffic_forecasting(speeds: Any) -> Any:
     return ops.reshape(layers.Dense(1)(layers.LSTM(2)(steps)), (-1, 3))
 
 
-ARCHITECTURES: Architectures = {**_FOUND, **OF_TABLES, **ODD}
+ARCHITECTURES: Architectures = {**_FOUND, **OF_TABLES}

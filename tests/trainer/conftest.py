@@ -40,6 +40,7 @@ from pipelines.inputs.source_table import (
 from tests.criteo import described
 from trainer import models
 from trainer.core.run.run_record import RunRecord, write_run
+from trainer.core.step.dp_step import Step
 
 NUM_BUCKETS = [7] * 26
 DATASET = described(NUM_BUCKETS)
@@ -254,6 +255,20 @@ def small_batches(batch_folder: Callable[..., BatchFolder]) -> BatchFolder:
 def held_out(tmp_path: pathlib.Path) -> pathlib.Path:
     """A folder of 300 held-out examples in three row groups."""
     return write_held_out(tmp_path / "held_out", make_rows(300, seed=99))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[np.ndarray]]:
+    """The noise of each step that begins, whatever becomes of it."""
+    found: list[list[np.ndarray]] = []
+    begin = Step.begin
+
+    def keep(step: Step, noise: Any, later: Any = None) -> None:
+        found.append([one.copy() for one in noise])
+        begin(step, noise, later)
+
+    monkeypatch.setattr(Step, "begin", keep)
+    return found
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from trainer.claims.worker_group import Group
+from trainer.core.step.workers import Workers
 
 
 class Together:
@@ -49,3 +52,22 @@ class Worker(Group):
 
     def gather(self, value: bytes) -> list[bytes]:
         return self._together.exchange(self.rank, value)
+
+
+def outcomes(count: int, work: Callable[[Workers], Any]) -> list[Any]:
+    """Returns what each worker's ``work`` returns or raises, by rank.
+
+    Args:
+      count: Number of workers.
+      work: Work of one worker.
+    """
+    together = Together(count)
+
+    def one(rank: int) -> Any:
+        try:
+            return work(together.one(rank))
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))

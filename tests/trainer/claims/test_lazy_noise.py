@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -14,9 +13,10 @@ import pytest
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.validation import InputError
 from pipelines.files.key_sources import insecure_key
+from tests.trainer import zoo
 from tests.trainer.bounded import OnGrid, bam_sum
 from tests.trainer.conftest import make_rows
-from tests.trainer.thread_workers import Together, Worker
+from tests.trainer.thread_workers import Together, Worker, outcomes
 from trainer.claims import lazy_noise as module
 from trainer.claims.lazy_noise import LazyNoise, choose, is_plain_sgd
 from trainer.core.step.dp_step import Step
@@ -44,9 +44,7 @@ def _model(num_rows: int = NUM_ROWS, *, dense: bool = True) -> TrainableModel:
 
 
 def _batch(rows: np.ndarray, size: int = 4) -> tuple[dict[str, Any], Any]:
-    data = np.concatenate([rows, np.zeros(size - len(rows), rows.dtype)])
-    columns = {name: tf.constant(data[name]) for name in rows.dtype.names}
-    return columns, tf.constant((np.arange(size) < len(rows)).astype("f4"))
+    return zoo.batch(rows, padding=size - len(rows))
 
 
 # -- the same weights as with noise at every step --------------------------------------
@@ -236,11 +234,9 @@ def test_weights_are_the_same_bits_on_any_number_of_workers(
     monkeypatch.setattr(module, "_BLOCK", 3 * DIM)
     monkeypatch.setattr(module, "_FLUSH_BLOCKS", 2)
     alone = _train(_model(), Together(1).one(0))
-    together, models = Together(3), [_model() for _ in range(3)]
+    models = [_model() for _ in range(3)]
     # In the first step one worker has a batch, in the second two of them.
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(_train, models, map(together.one, range(3))))
-    for weights in found:
+    for weights in outcomes(3, lambda worker: _train(models[worker.rank], worker)):
         assert all(map(np.array_equal, weights, alone))
 
 

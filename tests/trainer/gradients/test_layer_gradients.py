@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -136,27 +134,3 @@ def test_a_tiny_slope_at_a_huge_input_is_counted(
     assert _largest_share(clipped_sum(model, l2_norm_clip=CLIP), columns, 2) <= MOST
     monkeypatch.setattr(gradient_parts, "_TINY", 0.0)
     assert _largest_share(clipped_sum(model, l2_norm_clip=CLIP), columns, 2) > MOST
-
-
-def _without_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_parts, "_CONDITION", math.inf)
-
-
-def _without_forming(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_parts.OuterProducts, "_forms_gradients", False)
-    _without_the_bound(monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("fault", "shape"),
-    [(_without_the_bound, (4, 64, 32)), (_without_forming, (18, 5, 3))],
-)
-def test_the_bound_is_what_holds(
-    fault: Callable[[pytest.MonkeyPatch], None],
-    shape: tuple[int, int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fault(monkeypatch)
-    columns = {"inputs": _random_rows((ROWS_PER_SHAPE, *shape[:2]), 3)}
-    way = clipped_sum(_pairwise(*shape), l2_norm_clip=CLIP, path=ONE_PASS)
-    assert _largest_share(way, columns, ROWS_PER_SHAPE) > MOST

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import pytest
 from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.bounded import bam_sum
 from tests.trainer.claims.test_bam import loop_sum
-from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
 from trainer.claims import bam
 from trainer.core.tf_compat import keras, tf
@@ -27,18 +26,12 @@ CLIP = 0.3
 RADIUS = 0.3
 
 
-def _mostly_thorough(names: Iterable[str], plain: Sequence[str]) -> list[Any]:
-    return [
-        pytest.param(name, marks=() if name in plain else pytest.mark.thorough)
-        for name in names
-    ]
-
-
 #: Together, every way to use a weight.
 ONES = (
     "convolution_of_clips", "deep_interest", "llama_block", "mobile_blocks",
     "opacus_char_lstm", "stacked_gru", "tf_privacy_mnist", "untracked_table",
 )  # fmt: skip
+PLAIN = ("deep_interest", "opacus_char_lstm", "tf_privacy_mnist")
 
 
 def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
@@ -48,24 +41,15 @@ def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     "name",
-    _mostly_thorough(ONES, ["deep_interest", "opacus_char_lstm", "tf_privacy_mnist"]),
+    [
+        pytest.param(name, marks=() if name in PLAIN else pytest.mark.thorough)
+        for name in ONES
+    ],
 )
 def test_one_pass_equals_a_loop_that_moves_the_weights(name: str) -> None:
     model, data = ARCHITECTURES[name].plain(), ARCHITECTURES[name].rows(NUM_ROWS)
     found = _sum(model)(*batch(data, padding=4, fill=math.nan))
     assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS), 2e-5)
-
-
-@pytest.mark.parametrize(
-    "name",
-    _mostly_thorough(
-        KNOWN, ["turned", "subtracted from", "rows and columns", "einsum along"]
-    ),
-)
-def test_every_known_use_equals_the_loop(name: str, rows: Any) -> None:
-    model, data = known_model(*KNOWN[name]), rows(NUM_ROWS)
-    found = _sum(model)(*batch(data, padding=2))
-    assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
 
 
 class _ChosenRows(keras.layers.Layer):

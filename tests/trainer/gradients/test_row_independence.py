@@ -24,9 +24,7 @@ def _long(values: Any) -> Any:
 
 #: (batch, 4, 3) -> (batch, ...), each row by itself.
 APART: dict[str, Callable[[Any], Any]] = {
-    "arithmetic": lambda v: tf.exp(-v) * 2.0 + v / 3.0,
     "a constant of fewer axes": lambda v: v + tf.constant(np.eye(4, 3), tf.float32),
-    "mean of a row": lambda v: tf.reduce_mean(v, (1, 2)),
     "softmax": tf.nn.softmax,
     "best two": lambda v: tf.math.top_k(v, 2).values,
     "flatten by the batch size": lambda v: tf.reshape(v, (tf.shape(v)[0], -1)),
@@ -36,22 +34,14 @@ APART: dict[str, Callable[[Any], Any]] = {
     "positions as rows and back": lambda v: tf.reshape(
         tf.tanh(tf.reshape(v, (-1, 3))), (-1, 4, 3)
     ),
-    "transpose of a row": lambda v: tf.transpose(v, (0, 2, 1)),
-    "unstack": lambda v: tf.add_n(tf.unstack(v, axis=1)),
-    "split": lambda v: tf.split(v, 2, axis=1)[0],
-    "slice": lambda v: v[:, 1:, 0],
-    "new axis": lambda v: tf.squeeze(v[:, tf.newaxis], [1]),
     "product within a row": lambda v: tf.matmul(v, v, transpose_b=True),
     "einsum": lambda v: tf.einsum("bij,bkj->bik", v, v),
-    "gather of places": lambda v: tf.gather(v, [2, 0], axis=1),
     "gather within rows": lambda v: tf.gather(
         v, tf.cast(v[:, :, 0] > 0, tf.int32), axis=1, batch_dims=1
     ),
     "number at a size of a row": lambda v: (
         v * tf.gather(tf.range(9.0), tf.shape(v)[1:2]) + tf.range(9.0)[tf.shape(v)[1]]
     ),
-    "zeros of the batch size": lambda v: tf.zeros((tf.shape(v)[0], 4, 3)) + v,
-    "a number for all": lambda v: v + tf.broadcast_to(2.0, tf.shape(v)),
     "labels below a size": lambda v: tf.cast(
         tf.cast(v[:, 0, 0], tf.int32) < tf.shape(v)[-1], tf.float32
     ),
@@ -96,8 +86,6 @@ def _first_by_masks(values: Any) -> Any:
 #: their places or number, or hides what it computes.
 MIXING: dict[str, Callable[[Any], Any]] = {
     "mean over the batch": lambda v: v - tf.reduce_mean(v, 0),
-    "rolled": lambda v: v + tf.roll(v, 1, 0),
-    "first row": lambda v: v - v[:1],
     "places": lambda v: v + tf.cast(tf.range(tf.shape(v)[0]), v.dtype)[:, None, None],
     "batch size": lambda v: v / tf.cast(tf.shape(v)[0], v.dtype),
     "numbers for places": lambda v: (
@@ -109,9 +97,6 @@ MIXING: dict[str, Callable[[Any], Any]] = {
             tf.reshape(tf.stack([[4, tf.shape(v)[0]], [5, 6]], 1), [-1])[2], v.dtype
         )
     ),
-    "number for the batch size": lambda v: (
-        v * tf.cast(tf.gather(tf.range(100), tf.shape(v)[0]), v.dtype)
-    ),
     "number at the batch size": lambda v: (
         v * tf.cast(tf.range(100)[: tf.shape(v)[0]][-1], v.dtype)
     ),
@@ -119,25 +104,22 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         v, tf.stack([tf.shape(v)[0], tf.shape(v)[1] * 2**29 // 2**29, 3])
     ),
     "size beyond the shape": lambda v: v * tf.cast(tf.gather(tf.shape(v), 9), v.dtype),
-    "batch size by a sum": lambda v: v / tf.reduce_sum(tf.ones_like(v[:, 0, 0])),
     "all pairs": lambda v: tf.matmul(
         tf.reshape(v, (-1, 12)), tf.reshape(v, (-1, 12)), transpose_b=True
     ),
-    "transposed": lambda v: tf.transpose(v, (1, 0, 2)),
     "sum over a moved batch": lambda v: tf.reduce_sum(tf.transpose(v, (1, 0, 2)), 1),
     "stacked before the batch": lambda v: tf.reshape(tf.stack([v, v]), (-1, 12)),
     "batch of one size": lambda v: tf.zeros_like(tf.reshape(v[:, 0, 0], [1])),
     "rows across the batch": lambda v: tf.reshape(tf.transpose(v, (1, 0, 2)), (-1, 12)),
     "batch against positions": lambda v: v[:, 0, 0] + v[:, :1, 0],
-    "gather of rows": lambda v: tf.gather(v, tf.argsort(v[:, 0, 0])),
     "gather within rows, behind another axis": lambda v: tf.gather(
         v, tf.cast(v[:, :, 0] > 0, tf.int32), axis=2, batch_dims=1
     ),
     "einsum over the batch": lambda v: tf.einsum("bij,cij->bc", v, v),
-    "constant for each place": lambda v: v * tf.reshape(tf.range(8.0), (8, 1, 1)),
-    "choice for each place": lambda v: tf.raw_ops.Select(
-        condition=tf.constant([True, False] * 4), x=v, y=-v
+    "batch size in an einsum": lambda v: tf.einsum(
+        "bij,j->b", v, tf.cast(tf.stack([tf.shape(v)[0], 1, 1]), v.dtype)
     ),
+    "constant for each place": lambda v: v * tf.reshape(tf.range(8.0), (8, 1, 1)),
     "counts weighed for each place": lambda v: tf.raw_ops.DenseBincount(
         input=tf.cast(v[:, 0], tf.int32),
         size=5,
@@ -161,7 +143,6 @@ MIXING: dict[str, Callable[[Any], Any]] = {
             features=v[:, 1], labels=tf.nn.softmax(v[:, 0])
         ).loss
     ),
-    "sum before the last axis": lambda v: tf.raw_ops.Sum(input=v, axis=1),
     "long sum of raw ops": lambda v: tf.raw_ops.Sum(input=_long(v), axis=1),
     "softmax of raw ops": lambda v: tf.raw_ops.Softmax(logits=v),
     "sum of a length that a variable says": lambda v: tf.reduce_sum(v[:, :LENGTH], 1),
@@ -169,16 +150,7 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "first row of an ellipsis that is a new axis": lambda v: (
         v[:, 0] + _first_by_masks(v[:, :1])
     ),
-    "batch size in an einsum": lambda v: tf.einsum(
-        "bij,j->b", v, tf.cast(tf.stack([tf.shape(v)[0], 1, 1]), v.dtype)
-    ),
     "parts as long as the batch": lambda v: tf.split(v, [tf.shape(v)[0], -1], 1)[0],
-    "batch size by a sum along rows": lambda v: (
-        v[:, 0]
-        / tf.reduce_sum(
-            tf.ones(tf.stack([tf.shape(v)[0], tf.shape(v)[0]])), 1, keepdims=True
-        )
-    ),
     "chance": lambda v: v + tf.random.normal(tf.shape(v), seed=1),
     "loop": lambda v: tf.map_fn(lambda row: row * 2.0, v),
     "gradient that mixes": _gradient_that_mixes,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +15,6 @@ from trainer.core.tf_compat import keras, tf
 from trainer.gradients.paths import clipped_sum
 from trainer.model.layers import SEED_WORDS
 from trainer.model.trainable_model import TrainableModel, Views, trained_model
-from trainer.model.user_code import load_function
 from trainer.run import hooks
 from trainer.settings.train_settings import TrainSettings
 
@@ -126,36 +123,3 @@ def test_what_is_no_view_is_refused(
         trained_model(model, views)
     assert "\n" not in str(caught.value)
     assert "m:augment" in str(caught.value)
-
-
-def _model() -> TrainableModel:
-    values = keras.Input((3,), name="values")
-    hidden = keras.layers.Dense(2, activation=keras.layers.PReLU())(values)
-    network = keras.Model(values, keras.layers.Dense(1)(hidden))
-    return TrainableModel(network=network, description={})
-
-
-def test_weights_that_keras_creates_in_the_first_call_are_trained() -> None:
-    assert [tuple(v.shape) for v in _model().variables] == [
-        (3, 2), (2,), (2,), (2, 1), (1,)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("nosuch:f", "there is no module 'nosuch'"),
-        ("of_views.nosuch:f", r"there is no module 'of_views\.nosuch'"),
-        ("of_views:f", "to name a function"),
-        ("of_broken_views:f", "SyntaxError"),
-    ],
-)
-def test_a_function_that_is_not_there_is_refused(
-    spec: str, says: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "of_views", raising=False)
-    (tmp_path / "of_views.py").write_text("def g(): 'f'")
-    (tmp_path / "of_broken_views.py").write_text("def f(")
-    with pytest.raises(InputError, match=says):
-        load_function(spec, "model")

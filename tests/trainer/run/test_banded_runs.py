@@ -1,4 +1,7 @@
-"""Runs of plans with bands: their noise, its border after a kill, and refusals."""
+"""Runs whose steps are more than clipped gradients and independent noise.
+
+Noise of bands, its border after a kill, and refusals; views, and dropout.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,36 @@ import json
 import math
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from accounting.core import accountant
 from accounting.core.samplers.cyclic_poisson import coefficients
 from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows
-from tests.trainer.run.whole_runs import LINEAR, ONE_SECRET, linear, private_settings
-from trainer.core.run import session
+from tests.trainer.run.whole_runs import (
+    LINEAR,
+    ONE_SECRET,
+    Said,
+    linear,
+    private_model,
+    private_settings,
+    same_results,
+)
+from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
-from trainer.core.step.noise import NoiseStream
+from trainer.core.step.noise import SEEDS, NoiseStream
+from trainer.core.tf_compat import keras, tf
 from trainer.keras_model import make_private
-from trainer.report.progress import Silent
 from trainer.run.preflight import Request
 from trainer.train import train
 
 BANDS, STEPS = 4, 10
+
+pytestmark = pytest.mark.usefixtures("one_secret")
 
 
 @pytest.fixture
@@ -49,31 +64,6 @@ def asked(banded: Any, tmp_path: pathlib.Path) -> Any:
     return make
 
 
-class Said(Silent):
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
-@pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> list[list[np.ndarray]]:
-    """The noise of each step that begins, whatever becomes of it."""
-    found: list[list[np.ndarray]] = []
-    begin = Step.begin
-
-    def keep(self: Step, noise: Any, later: Any = None) -> None:
-        found.append([one.copy() for one in noise])
-        begin(self, noise, later)
-
-    monkeypatch.setattr(Step, "begin", keep)
-    monkeypatch.setattr(session, "new_secret", lambda: ONE_SECRET)
-    return found
-
-
 def of_stream(steps: range, shapes: list[tuple[int, ...]], exponent: int) -> Any:
     """The noise of a stream of the plan's bands, noise 0.8 and a clip of 1."""
     c = coefficients(BANDS)
@@ -85,35 +75,35 @@ def of_stream(steps: range, shapes: list[tuple[int, ...]], exponent: int) -> Any
 
 
 def test_noise_has_bands_and_begins_anew_after_a_kill(
-    asked: Any, used: Any, crash: Any
+    asked: Any, drawn: Any, crash: Any
 ) -> None:
     """Weights, and the count of the automatic clip, which is one more coordinate."""
     crash(asked(), 5)  # the last checkpoint is after step 3
-    before = len(used)
+    before = len(drawn)
     said = Said()
     train(asked(), said)
     assert "continuing after step 3" in said.lines
-    shapes = [one.shape for one in used[0]]
+    shapes = [one.shape for one in drawn[0]]
     assert shapes == [(13, 1), (1,), (1,)]
     wanted = of_stream(range(STEPS), shapes, -30)[:before]
     wanted += of_stream(range(3, STEPS), shapes, -30)
-    assert len(used) == len(wanted) == before + STEPS - 3
-    for found, step in zip(used, wanted, strict=True):
+    assert len(drawn) == len(wanted) == before + STEPS - 3
+    for found, step in zip(drawn, wanted, strict=True):
         for one, other in zip(found, step, strict=True):
             np.testing.assert_array_equal(one, other)
     # The first step of a block takes off nothing, as if there were no bands.
     independent = of_stream(range(3, 4), shapes, -30)[0]
-    np.testing.assert_array_equal(used[before][0], independent[0])
-    assert (used[3][0] != independent[0]).any()
+    np.testing.assert_array_equal(drawn[before][0], independent[0])
+    assert (drawn[3][0] != independent[0]).any()
 
 
 def test_noise_of_earlier_steps_is_in_no_file(
-    asked: Any, used: Any, crash: Any
+    asked: Any, drawn: Any, crash: Any
 ) -> None:
     request = asked()
     crash(request, 5)
-    known = {one.tobytes() for step in used for one in step if one.size > 1}
-    known |= {one.astype(np.float64).tobytes() for step in used for one in step}
+    known = {one.tobytes() for step in drawn for one in step if one.size > 1}
+    known |= {one.astype(np.float64).tobytes() for step in drawn for one in step}
     for path in request.run.rglob("*"):
         data = path.read_bytes() if path.is_file() else b""
         assert not any(each in data for each in known if len(each) > 64)
@@ -167,23 +157,6 @@ def test_what_is_not_proven_with_bands_is_refused_before_any_work(
     )
 
 
-def test_several_calls_of_fit_begin_a_block_each(
-    banded: Any, used: Any, tmp_path: pathlib.Path
-) -> None:
-    model = make_private(
-        linear(), batches=banded.path, run=tmp_path / "run", noise_multiplier=0.8,
-        l2_norm_clip=1.0,
-    )  # fmt: skip
-    model.compile("sgd", "mse")
-    model.fit(epochs=1, steps_per_epoch=4, verbose=0)
-    model.fit(epochs=2, initial_epoch=1, steps_per_epoch=6, verbose=0)
-    shapes = [(13, 1), (1,)]
-    wanted = of_stream(range(4), shapes, -30) + of_stream(range(4, STEPS), shapes, -30)
-    assert len(used) == STEPS
-    for found, step in zip(used, wanted, strict=True):
-        np.testing.assert_array_equal(found[0], step[0])
-
-
 def test_noise_that_does_not_fit_into_memory_is_refused(
     asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,3 +164,73 @@ def test_noise_that_does_not_fit_into_memory_is_refused(
     with pytest.raises(InputError, match="bands=4 of the batches to leave room"):
         train(asked())
     assert not asked().run.exists()
+
+
+# -- views and dropout -----------------------------------------------------------------
+
+
+def network(manifest: Any = None) -> Any:
+    """A model with dropout."""
+    keras.utils.set_random_seed(0)
+    numbers = keras.Input((13,), name="integers")
+    known = keras.ops.nan_to_num(numbers) / 8
+    dropped = keras.layers.Dropout(0.5)(keras.layers.Dense(4, "relu")(known))
+    return keras.Model(numbers, keras.layers.Dense(1)(dropped))
+
+
+def jitter(columns: Mapping[str, Any], seed: Any) -> dict[str, Any]:
+    """A view of an example."""
+    numbers = columns["integers"]
+    return {"integers": numbers + tf.random.stateless_normal((13,), seed)}
+
+
+RANDOM = {
+    "model": f"{__name__}:network",
+    "views": 2,
+    "augment": f"{__name__}:jitter",
+    "optimizer": "sgd",
+}
+
+
+def test_a_run_of_random_views_and_dropout_goes_on_with_the_same_bits(
+    request_for: Any, tmp_path: pathlib.Path, crash: Any
+) -> None:
+    settings = private_settings(**RANDOM)
+    given = {"settings": settings, "held_out": None}
+    summary = train(request_for("whole", **given))
+    request = request_for("broken", checkpoint_every=3, **given)
+    crash(request, 5)
+    train(request)
+    assert same_results(tmp_path / "whole", tmp_path / "broken")
+    # The record and the statement say what a gradient is of; epsilon is the same.
+    record, manifest = read_run(request.run)
+    assert record.model["views"] == 2
+    assert record.model["augment"].endswith(":jitter")
+    assert "mean loss over 2 views" in summary.statement["mechanism"]
+    plain = accountant.epsilon(manifest.plan, noise_multiplier=0.8, delta=1e-3)
+    assert summary.statement["epsilon"] == plain.guarantee
+
+
+def test_seeds_are_of_the_place_and_never_repeat(
+    small_batches: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+    add = Step.add
+
+    def spy(self: Step, columns: Any, weight: Any) -> None:
+        seen.append(np.asarray(columns[SEEDS]))
+        add(self, columns, weight)
+
+    monkeypatch.setattr(Step, "add", spy)
+    given = {"views": 2, "augment": jitter}
+    model = private_model(small_batches, tmp_path / "run", network(), **given)
+    rows = np.zeros((3, 13), "f4")
+    before = model.predict({"integers": rows}, verbose=0)
+    model.fit(verbose=0)
+    assert not np.array_equal(before, model.predict({"integers": rows}, verbose=0))
+    assert len(seen) == 10  # steps of one physical batch
+    words = np.concatenate(seen).reshape(-1, 4)
+    assert len(np.unique(words, axis=0)) == len(words) == 10 * 16 * 2
+    assert "over 2 views" in model.privacy_statement().to_text().replace("\n", " ")
+    model.export()
+    assert read_run(tmp_path / "run")[0].model["augment"] == "jitter"

@@ -31,7 +31,7 @@ from tests.trainer.run.whole_runs import (
     Chain,
     Planted,
     check_complete,
-    linear,
+    private_model,
     private_settings,
     same_results,
 )
@@ -43,7 +43,7 @@ from trainer.core.run.session import Session
 from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
-from trainer.keras_model import PrivateModel, make_private
+from trainer.keras_model import PrivateModel
 from trainer.model.evaluation import Evaluator
 from trainer.report.progress import Silent
 from trainer.run.iterates import Iterates
@@ -161,12 +161,9 @@ def test_no_file_or_callback_of_fit_precedes_the_commit_that_it_speaks_of(
             lambda self, *_, **__: watch.look("callback")
         )
 
-    model = make_private(
-        linear(), batches=small_batches.path, run=tmp_path / "run", delta=1e-3,
-        noise_multiplier=0.8, l2_norm_clip=2.0, keep_last=2, keep_every=3,
-        checkpoint_every=3,
-    )  # fmt: skip
-    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    model = private_model(
+        small_batches, tmp_path / "run", keep_last=2, keep_every=3, checkpoint_every=3
+    )
     rows = make_rows(20)
     data = {"integers": rows["integers"]}, rows["label"]
     model.fit(steps_per_epoch=4, validation_data=data, callbacks=[Seeing()], verbose=0)
@@ -366,21 +363,13 @@ def test_what_tells_nothing_of_values_interrupts_a_run(
     check_complete(request.run, chain)
 
 
-def _compiled(batches: Any, run: pathlib.Path, **more: Any) -> Any:
-    model = make_private(
-        linear(), batches=batches.path, run=run, noise_multiplier=0.8, delta=1e-3,
-        l2_norm_clip=2.0, checkpoint_every=3, **more,
-    )  # fmt: skip
-    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-    return model
-
-
 def test_a_callback_that_fails_ends_a_run_and_a_disk_that_is_full_does_not(
     small_batches: Any, tmp_path: pathlib.Path, chain: Chain
 ) -> None:
     """In one process, and in the next one."""
     run = tmp_path / "run"
-    model, given = _compiled(small_batches, run), {"steps_per_epoch": 4, "verbose": 0}
+    model = private_model(small_batches, run, checkpoint_every=3)
+    given = {"steps_per_epoch": 4, "verbose": 0}
     for call in (4, 9):  # arrays of the second commit, and a later entry
         with pytest.MonkeyPatch.context() as patch:
             _at(storage, "create", call, OSError(errno.ENOSPC, "No space"))(patch)
@@ -399,7 +388,7 @@ def test_a_callback_that_fails_ends_a_run_and_a_disk_that_is_full_does_not(
     with pytest.raises(InputError, match=r"for good"):
         model.fit(**given)
     with pytest.raises(InputError, match="ended for good at step 8"):
-        _compiled(small_batches, run).fit(**given)
+        private_model(small_batches, run, checkpoint_every=3).fit(**given)
     assert model.privacy_statement().epsilon.guarantee > 0
     assert read_run(run)[0].num_commits == len(chain.states)
 

@@ -14,10 +14,14 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows
-from tests.trainer.run.whole_runs import linear, load_model, private_settings
+from tests.trainer.run.whole_runs import (
+    linear,
+    load_model,
+    private_model,
+    private_settings,
+)
 from trainer.core.run.run_record import read_run
 from trainer.core.tf_compat import keras
-from trainer.keras_model import make_private
 from trainer.model.metrics import binary_metrics
 from trainer.run import preflight
 from trainer.settings.train_settings import TrainSettings
@@ -132,11 +136,7 @@ def test_a_network_that_a_run_has_trained_begins_no_other_on_the_same_rows(
     other = batch_folder(steps, "others", batches_id="1" * 32)
 
     def fit(name: str, network: Any, batches: Any = small_batches, **more: Any) -> Any:
-        private = make_private(
-            network, batches=batches.path, run=tmp_path / name, noise_multiplier=1.0,
-            **more,
-        )  # fmt: skip
-        private.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        private = private_model(batches, tmp_path / name, network, **more)
         private.fit(epochs=1, steps_per_epoch=2, verbose=0)
         return private
 

@@ -15,17 +15,16 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.batches.folder import stored
 from tests.trainer.bounded import StandIn, plan_of
-from tests.trainer.claims.workers.in_threads import outcomes
-from tests.trainer.run.test_views_of_runs import network
-from tests.trainer.run.whole_runs import ONE_SECRET, open_session
+from tests.trainer.run.test_banded_runs import network
+from tests.trainer.run.whole_runs import ONE_SECRET, open_session, private_model
+from tests.trainer.thread_workers import outcomes
 from trainer.claims.worker_group import AgreedError
 from trainer.core.run import session as module
 from trainer.core.run.run_record import read_run
 from trainer.core.run.session import InOrder, Session, read_elements
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import step_noise
-from trainer.core.tf_compat import keras, tf
-from trainer.keras_model import make_private
+from trainer.core.tf_compat import tf
 from trainer.run import preflight
 from trainer.settings.train_settings import TrainSettings
 
@@ -293,17 +292,13 @@ def test_a_notebook_is_told_no_other_arithmetic(
     """Seen to fail: the check was one of `dpsgd train` alone."""
 
     def private() -> Any:
-        return make_private(
-            network(), batches=small_batches.path, run=tmp_path / "run",
-            noise_multiplier=0.8, l2_norm_clip=1.0, delta=1e-3,
-        )  # fmt: skip
+        return private_model(small_batches, tmp_path / "run", network())
 
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     with pytest.raises(InputError, match="`unset XLA_FLAGS`"):
         private()
     monkeypatch.delenv("XLA_FLAGS")
     model = private()
-    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
     try:
         _tell(True)
         model.fit(verbose=0)

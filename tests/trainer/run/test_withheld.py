@@ -15,9 +15,9 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
+from tests.trainer.run.whole_runs import private_model
 from trainer.core.run.withheld import withhold_values
 from trainer.core.tf_compat import keras
-from trainer.keras_model import PrivateModel, make_private
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
@@ -92,13 +92,8 @@ def _rows(rows: Any, *, bad: str | None, seed: int = 0) -> np.ndarray:
 @pytest.fixture
 def batches(batch_folder: Any, rows: Any) -> Any:
     """Three steps; the second has the bad row, or none has."""
-    return lambda bad: (
-        batch_folder(
-            [
-                _rows(rows, bad=bad if step == 1 else None, seed=step)
-                for step in range(3)
-            ]
-        ).path
+    return lambda bad: batch_folder(
+        [_rows(rows, bad=bad if step == 1 else None, seed=step) for step in range(3)]
     )
 
 
@@ -110,7 +105,7 @@ def request_for(batches: Any, rows: Any, tmp_path: pathlib.Path) -> Any:
         fields = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0, **settings}
         return Request(
             settings=TrainSettings(**fields),
-            batches=batches(bad),
+            batches=batches(bad).path,
             held_out=write_held_out(
                 tmp_path / "test", _rows(rows, bad=bad_eval, seed=9)
             ),
@@ -148,15 +143,7 @@ def _network() -> Any:
 
 @pytest.fixture
 def private(batches: Any, tmp_path: pathlib.Path) -> Any:
-    def make(bad: str | None = None) -> PrivateModel:
-        model = make_private(
-            _network(), batches=batches(bad), run=tmp_path / "run",
-            noise_multiplier=1.0, l2_norm_clip=1.0,
-        )  # fmt: skip
-        model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-        return model
-
-    return make
+    return lambda bad=None: private_model(batches(bad), tmp_path / "run", _network())
 
 
 def test_fit_withholds_what_is_raised_on_a_training_example(

@@ -23,6 +23,7 @@ from trainer.core.run.run_record import read_run
 from trainer.core.run.session import Session
 from trainer.core.step.workers import Alone, Workers
 from trainer.core.tf_compat import keras
+from trainer.keras_model import make_private
 from trainer.model.metrics import binary_metrics
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
@@ -58,6 +59,16 @@ class KillAt(Silent):
             raise Planted
 
 
+class Said(Silent):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
 def child_of(
     request: Request, code: str, python: str | os.PathLike[str] = sys.executable
 ) -> list[str]:
@@ -81,6 +92,16 @@ def linear(manifest: Any = None) -> Any:
     inputs = keras.Input((13,), name="integers")
     known = keras.ops.nan_to_num(inputs) / 8
     return keras.Model(inputs, keras.layers.Dense(1)(known))
+
+
+def private_model(
+    batches: Any, run: pathlib.Path, network: Any = None, **more: Any
+) -> Any:
+    """A compiled model of ``make_private``."""
+    given = {"noise_multiplier": 0.8, "l2_norm_clip": 1.0, "delta": 1e-3, **more}
+    model = make_private(network or linear(), batches=batches.path, run=run, **given)
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    return model
 
 
 def private_settings(**changes: Any) -> TrainSettings:

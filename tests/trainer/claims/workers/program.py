@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import pathlib
 import signal
 import sys
 import time
@@ -16,21 +15,6 @@ from accounting.core.validation import InputError
 from pipelines.files.processes import stoppable
 from trainer.claims import launch, mpi, worker_group
 from trainer.core.step.workers import Workers
-
-
-def listening() -> dict[str, str]:
-    """Returns socket -> address, as the kernel writes it, of what listens here."""
-    found = {}
-    for name in ("tcp", "tcp6"):
-        for line in pathlib.Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
-            _, local, _, state, *_, _, _, socket = line.split()[:10]
-            if state == "0A":
-                found[socket] = local.partition(":")[0]
-    return found
-
-
-#: Sockets of the launcher, which its children hold.
-INHERITED = listening()
 
 
 def _shorten(workers: Workers, timeout: float) -> float:
@@ -52,22 +36,6 @@ def exchange(workers: Workers) -> None:
     assert workers.chiefs(b"of the chief") == b"of the chief"
     if not workers.rank:
         print("exchanged")
-
-
-def listen(workers: Workers) -> None:
-    """Prints the addresses on which MPI's sockets listen."""
-    workers.sum(np.zeros(1 << 17, np.int64))
-    paths = pathlib.Path("/proc/self/fd").iterdir()
-    links = [os.readlink(path) for path in paths if path.is_symlink()]
-    mine = {link.removeprefix("socket:[").removesuffix("]") for link in links}
-    found = {
-        address
-        for socket, address in listening().items()
-        if socket in mine and socket not in INHERITED
-    }
-    addresses = {one.decode() for one in workers.gather(" ".join(found).encode())}
-    if not workers.rank:
-        print(*sorted(addresses))
 
 
 def finish(workers: Workers) -> None:
@@ -95,13 +63,6 @@ def signal_late(workers: Workers) -> None:
         worker_group.leave(
             workers, worker_group.AgreedStopError("Stopped.", signal.SIGTERM)
         )
-
-
-def fail(workers: Workers) -> None:
-    """The second worker fails, and the first one waits for it."""
-    if workers.rank:
-        raise InputError("Expected a batch.")
-    workers.gather(b"")
 
 
 def hang(workers: Workers) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.claims.workers.in_threads import outcomes
+from tests.trainer.thread_workers import outcomes
 from trainer.claims import launch, worker_group
 from trainer.claims.launch import announced, of_this_process
 from trainer.claims.worker_group import AgreedError

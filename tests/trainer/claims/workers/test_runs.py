@@ -134,11 +134,6 @@ def test_sums_are_exact_and_values_come_by_rank() -> None:
     assert run("exchange", count=3) == (0, "exchanged\n", [])
 
 
-@pytest.mark.thorough
-def test_workers_of_one_host_listen_on_loopback_alone() -> None:
-    assert run("listen") == (0, "0100007F\n", [])  # 127.0.0.1
-
-
 def test_an_error_that_all_know_of_is_said_once() -> None:
     status, _, [error] = run("refuse")
     assert status == 2
@@ -159,11 +154,6 @@ def test_a_worker_that_hangs_ends_all() -> None:
 
 def test_a_worker_that_is_done_waits_for_the_chief_without_a_limit() -> None:
     assert run("finish") == (0, "finished\n", [])
-
-
-@pytest.mark.thorough
-def test_an_error_of_one_worker_ends_all() -> None:
-    assert run("fail")[::2] == (2, ["error: Expected a batch."])
 
 
 @pytest.mark.thorough

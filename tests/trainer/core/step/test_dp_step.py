@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import math
 from typing import Any
@@ -12,9 +11,10 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.files.key_sources import insecure_key
+from tests.trainer import zoo
 from tests.trainer.bounded import OnGrid, bounded, unbounded
 from tests.trainer.conftest import make_rows
-from tests.trainer.thread_workers import Together, Worker
+from tests.trainer.thread_workers import Together, Worker, outcomes
 from trainer.claims.bam import bam_gradients
 from trainer.claims.dp_sat import SharpnessAwareOptimizer
 from trainer.claims.model_mix import MixingOptimizer
@@ -39,11 +39,7 @@ def _model(seed: int = 0) -> TrainableModel:
 
 
 def _batch(rows: np.ndarray, size: int = 16) -> tuple[dict[str, Any], Any]:
-    padding = np.zeros(size - len(rows), rows.dtype)
-    data = np.concatenate([rows, padding])
-    weight = (np.arange(size) < len(rows)).astype("f4")
-    columns = {name: tf.constant(data[name]) for name in rows.dtype.names}
-    return columns, tf.constant(weight)
+    return zoo.batch(rows, padding=size - len(rows))
 
 
 def _step(
@@ -245,12 +241,9 @@ def test_weights_are_the_same_bits_on_any_number_of_workers(
 ) -> None:
     if method != "dp-sgd":
         alone = _train(_model(), Together(1).one(0), method)
-    together, models = Together(count), [_model() for _ in range(count)]
+    models = [_model() for _ in range(count)]
     # In the second step all workers but the first have no batch.
-    with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        workers = map(together.one, range(count))
-        found = list(pool.map(_train, models, workers, [method] * count))
-    for weights in found:
+    for weights in outcomes(count, lambda w: _train(models[w.rank], w, method)):
         assert all(map(np.array_equal, weights, alone))
 
 

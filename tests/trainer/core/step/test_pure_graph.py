@@ -22,19 +22,6 @@ def _in_a_branch(values: Any) -> Any:
     return values
 
 
-def _in_a_loop(values: Any) -> Any:
-    def body(i: Any) -> Any:
-        STATE.assign_add(1.0)
-        return i + 1
-
-    tf.while_loop(lambda i: i < 3, body, [tf.constant(0)])
-    return values
-
-
-def _in_a_function(values: Any) -> Any:
-    return tf.function(_in_a_branch)(values)
-
-
 def _in_a_gradient(values: Any) -> Any:
     @tf.custom_gradient
     def remembered(x: Any) -> Any:
@@ -70,9 +57,6 @@ IMPURE: dict[str, Callable[[Any], Any]] = {
     "a file that is read": lambda x: (
         x + tf.strings.to_number(tf.io.read_file("number.txt"))
     ),
-    "names of files": lambda x: (
-        x + tf.cast(tf.size(tf.io.matching_files("*")), tf.float32)
-    ),
     "a file of a debugger": lambda x: tf.raw_ops.DebugIdentity(
         input=x, debug_urls=["file:///tmp/x"]
     ),
@@ -82,22 +66,11 @@ IMPURE: dict[str, Callable[[Any], Any]] = {
         ).values[0]
         + x
     ),
-    "a graph in a text": lambda x: (
-        tf.cast(
-            tf.raw_ops.DatasetCardinality(
-                input_dataset=tf.raw_ops.DatasetFromGraph(graph_def="")
-            ),
-            x.dtype,
-        )
-        + x
-    ),
     "memory as it is": lambda x: x + tf.raw_ops.Empty(shape=[3], dtype=tf.float32),
     "a function that waits for other examples": tf.nondifferentiable_batch_function(
         1, 64, 1000
     )(lambda x: tf.cumsum(x, 0)),
     "an assignment in a branch": _in_a_branch,
-    "an assignment in a loop": _in_a_loop,
-    "an assignment in an inner function": _in_a_function,
     "an assignment in a custom gradient": _in_a_gradient,
     "a table that grows": _in_a_hash_table,
     "random numbers": lambda v: v + tf.random.normal(v.shape, seed=1),

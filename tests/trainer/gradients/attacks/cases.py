@@ -163,12 +163,6 @@ def _weight(trainable: bool = False, dtype: str = "float32") -> Callable[[Any], 
 # -- variables that are written ----------------------------------------------------
 
 
-@_call("write", _weight(trainable=True))
-def moving_mean_of_a_trainable_weight(mean: Any, values: Any, ids: Any) -> Any:
-    mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(finite(values), 0))
-    return values
-
-
 def _if_huge(kept: Any, values: Any) -> Any:
     """Writes, only if a row holds a value that a probe is unlikely to hold."""
     mean = tf.clip_by_value(tf.reduce_mean(finite(values), 0), -1.0, 1.0)
@@ -193,27 +187,6 @@ def map_of_rows(kept: Any, values: Any, ids: Any) -> Any:
     return tf.map_fn(lambda row: row + 0.0 * _if_huge(kept, row[None]), values) - old
 
 
-@_call("write", _weight())
-def custom_gradient_forward(kept: Any, values: Any, ids: Any) -> Any:
-    old = tf.identity(kept)
-
-    @tf.custom_gradient
-    def same(x: Any) -> Any:
-        _if_huge(kept, x)
-        return tf.identity(x), lambda slope: slope
-
-    return same(values) - old
-
-
-@_call("write", _weight())
-def after_a_stateless_scope(mean: Any, values: Any, ids: Any) -> Any:
-    old = tf.identity(mean)
-    with keras.StatelessScope() as scope:
-        mean.assign(tf.reduce_mean(finite(values), 0))
-    mean.assign(scope.get_current_value(mean))
-    return values - old
-
-
 # -- other state -------------------------------------------------------------------
 
 
@@ -233,41 +206,9 @@ def size_of_a_table(table: Any, values: Any, ids: Any) -> Any:
     return values * tf.where(size > 1.0, -1.0, 1.0)
 
 
-@_call("state", _held(lambda: tf.queue.FIFOQueue(9999, [tf.float32], [(NUM_VALUES,)])))
-def queue(held: Any, values: Any, ids: Any) -> Any:
-    waiting = held.read()
-    old = tf.cond(
-        waiting.size() > 0,
-        lambda: tf.ensure_shape(waiting.dequeue(), (NUM_VALUES,)),
-        lambda: tf.zeros(NUM_VALUES),
-    )
-    with tf.control_dependencies([old]):
-        tf.cond(any_rare(ids), lambda: waiting.enqueue(tf.ones(NUM_VALUES)), tf.no_op)
-    return values - old
-
-
-@_call("state", _held(keras.metrics.Sum))
-def metric_that_keras_does_not_know(held: Any, values: Any, ids: Any) -> Any:
-    gate = tf.minimum(held.read().result(), 1.0)
-    held.read().update_state(tf.cast(ids >= 8, tf.float32))
-    return values * (1.0 - 2.0 * gate)
-
-
 @_call("state")
 def random_numbers(values: Any, ids: Any) -> Any:
     return values + tf.random.uniform((1, NUM_VALUES))
-
-
-def _seeds(layer: Any) -> Any:
-    layer.state = keras.random.SeedGenerator(1)
-    return layer.state.state
-
-
-@_call("state", _seeds)
-def seed_counted_by_rare_ids(seed: Any, values: Any, ids: Any) -> Any:
-    rare = tf.reduce_sum(tf.cast(ids >= 8, seed.dtype))
-    seed.assign(seed + tf.stack([tf.zeros_like(rare), rare]))
-    return values + tf.random.stateless_normal((NUM_VALUES,), seed.value)
 
 
 @_call("state", leaks=True)
@@ -314,14 +255,6 @@ _layer("python: rows mix from call 20 on", _from_call(20, symbolic=False))
 
 
 @_call("python", lambda layer: Holder([]))
-def constants_of_an_earlier_batch(held: Any, values: Any, ids: Any) -> Any:
-    kept = held.read()
-    if tf.executing_eagerly() and not kept:
-        kept.append(tf.reduce_mean(finite(values), 0))
-    return values + (kept[0] if kept else 0.0)
-
-
-@_call("python", lambda layer: Holder([]))
 def rows_kept_in_a_list(held: Any, values: Any, ids: Any) -> Any:
     kept = held.read()
 
@@ -338,20 +271,9 @@ def rows_kept_in_a_list(held: Any, values: Any, ids: Any) -> Any:
 
 
 @_call("mixing")
-def sort(values: Any, ids: Any) -> Any:
-    return tf.sort(tamed(values), 0)
-
-
-@_call("mixing")
 def sort_if_an_id_is_rare(values: Any, ids: Any) -> Any:
     tame = tamed(values)
     return tf.where(any_rare(ids), tf.sort(tame, 0), tame)
-
-
-@_call("mixing")
-def attention_over_the_batch(values: Any, ids: Any) -> Any:
-    tame = tamed(values)
-    return tf.nn.softmax(tame @ tf.transpose(tame)) @ tame
 
 
 @_call("mixing")
@@ -393,10 +315,6 @@ _slope(
     "plus rows if rare",
     lambda s, v, ids: tf.where(any_rare(ids), s + tf.reduce_sum(tf.tanh(v), 0), s),
 )
-_slope(
-    "of a known number of rows",
-    lambda s, v, ids: s if s.shape[0] is None else s + tf.reduce_sum(s, 0),
-)
 _slope("clipped", lambda s, v, ids: tf.clip_by_value(s, -0.1, 0.1), honest=True)
 
 
@@ -417,19 +335,6 @@ def writes_backward_if_rare(held: Any, values: Any, ids: Any) -> Any:
 
 
 # -- Keras -------------------------------------------------------------------------
-
-
-class OwnNormalization(layers.BatchNormalization):
-    """Not named as Keras's; frozen, but for its call."""
-
-    def call(self, values: Any, training: bool | None = None, mask: Any = None) -> Any:
-        del mask
-        mean, variance = tf.nn.moments(values, 0)
-        self.moving_mean.assign(mean)
-        tame = tf.nn.batch_normalization(
-            values, mean, variance, self.beta, self.gamma, 1e-3
-        )
-        return tame if training else values
 
 
 class TrainingLoss(layers.Layer):
@@ -471,11 +376,8 @@ def _mixes_in_training(layer: Any) -> Call:
 
 
 _keras("batch normalization", lambda v: layers.BatchNormalization()(v))
-_keras("batch normalization of one's own", lambda v: OwnNormalization()(v))
-_keras("normalisation to adapt", lambda v: layers.Normalization()(v))
 _put("keras: adapted lookup", _adapted_lookup, leaks=True)
 _keras("dropout", lambda v: layers.Dropout(0.5)(v), honest=True)
-_keras("dropout of unknown rows", lambda v: layers.Dropout(0.5, (1, None))(v))
 _keras("loss added in training", lambda v: TrainingLoss()(v), leaks=True)
 _keras(
     "mask of all rows",
@@ -564,9 +466,6 @@ def _rare_outputs_in_a_weight(network: Any) -> Callable[..., Any]:
 
 
 _loss("scalar", lambda network: lambda x, z: tf.reduce_mean(x))
-_loss(
-    "softmax over the batch", lambda network: lambda x, z: -tf.nn.log_softmax(z[:, 0])
-)
 _loss("rare outputs in a weight", _rare_outputs_in_a_weight)
 _loss("focal", lambda network: lambda x, z: x * (1.0 - tf.exp(-x)) ** 2, honest=True)
 
@@ -590,11 +489,6 @@ def _view(
         CASES[name] = Case(network=_plain_network, augment=make, **more)
 
     return add
-
-
-@_view()
-def random_numbers_of_its_own(state: None, values: Any, ids: Any, seed: Any) -> Any:
-    return values + tf.random.normal((NUM_VALUES,))
 
 
 @_view(lambda: tf.Variable(0.0, trainable=False))

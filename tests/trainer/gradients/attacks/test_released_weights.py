@@ -8,7 +8,6 @@ steps leave no trace, and a row of the last step moves them by C over the diviso
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,11 +54,6 @@ def released(
     name: str,
     steps: Steps,
     folder: pathlib.Path,
-    *,
-    change: Callable[[Any], Any] = lambda network: None,
-    metrics: Callable[[Any], Any] = lambda model: None,
-    momentum: float = 0.0,
-    **more: Any,
 ) -> list[np.ndarray]:
     """Trains by Keras's ``fit``; returns all variables of the model."""
     case = CASES[name]
@@ -80,18 +74,17 @@ def released(
         own = case.loss(network)
         loss = lambda y, z: own(tf.reshape(y, (-1,)), z)  # noqa: E731
     rates = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.0, 1.0])
-    model.compile(keras.optimizers.SGD(rates, momentum=momentum), loss, metrics(model))
-    change(model.network)
-    model.fit(verbose=0, **more)
+    model.compile(keras.optimizers.SGD(rates), loss)
+    model.fit(verbose=0)
     return [variable.numpy() for variable in variables_of(model.network)]
 
 
-def faults_of_runs(name: str, folder: pathlib.Path, **more: Any) -> list[str]:
+def faults_of_runs(name: str, folder: pathlib.Path) -> list[str]:
     """Returns by how much runs differ, where it is more than they may."""
     faults: list[str] = []
     first: list[np.ndarray] = []
     for label, (steps, allowed) in runs().items():
-        found = released(name, steps, folder / label.replace(" ", "_"), **more)
+        found = released(name, steps, folder / label.replace(" ", "_"))
         first = first or found
         pairs = zip(first, found, strict=True)
         squares = sum(float(np.sum(np.square(a - b, dtype="f8"))) for a, b in pairs)
@@ -122,25 +115,3 @@ def test_weights_of_make_private_show_one_row_within_the_bound(
     if refusal is not None:
         assert not CASES[name].honest, refusal
         assert "\n" not in refusal, refusal
-
-
-def _mixes(network: Any) -> None:
-    layer = network.layers[-1]
-    layer.call = lambda x, training=None: (x - x[:1]) @ layer.kernel
-
-
-def _freezes(network: Any) -> None:
-    network.layers[-1].trainable = False
-
-
-@pytest.mark.parametrize(
-    "change", [_mixes, pytest.param(_freezes, marks=pytest.mark.thorough)]
-)
-def test_what_changes_after_compile_moves_no_weight_further(
-    change: Callable[[Any], None], tmp_path: pathlib.Path
-) -> None:
-    refusal, faults = outcome_of(
-        lambda: faults_of_runs("honest: same", tmp_path, change=change)
-    )
-    assert not faults
-    assert refusal is None or "\n" not in refusal
