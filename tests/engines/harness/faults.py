@@ -11,7 +11,6 @@ never at a time:
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import pathlib
 from collections.abc import Callable
 
@@ -47,31 +46,6 @@ class Fault:
     phase: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Record:
-    """One fault and the job's outcome.
-
-    Attributes:
-      engine: One of ``parts.ENGINES``.
-      part: Name and host of the process.
-      pid: Its process id.
-      phase: ``SAMPLING`` or ``WRITING``.
-      time: When it was killed, as hours:minutes:seconds (UTC).
-      files: Number of batch files that were finished at that moment.
-      total_files: Number of batch files of the whole job.
-      outcome: Of the job.
-    """
-
-    engine: str
-    part: str
-    pid: int
-    phase: str
-    time: str
-    files: int
-    total_files: int
-    outcome: Outcome
-
-
 FAULTS = (
     Fault(part="engine", phase=SAMPLING),
     Fault(part="pool", phase=WRITING),
@@ -81,7 +55,7 @@ FAULTS = (
 
 def run_with_fault(
     cluster: Cluster, job: Job, fault: Fault, out: pathlib.Path
-) -> Record:
+) -> Outcome:
     """Runs a job to its end, and kills a part of the cluster in the middle.
 
     Args:
@@ -93,35 +67,19 @@ def run_with_fault(
     Raises:
       InputError: the job failed, or ended before the fault.
     """
-    killed: list[tuple[Process, str, int]] = []
 
     def disturb(client: Process) -> None:
         _await_phase(fault.phase, out, client)
         victim, replace = _victim(cluster, fault.part)
-        now = datetime.datetime.now(datetime.UTC).strftime("%H:%M:%S")
-        files = num_written(out)
         victim.kill()
         if (out / MANIFEST_NAME).exists():
             raise InputError(f"Expected to kill {victim.name} before the job's end.")
-        killed.append((victim, now, files))
         replace()
 
-    if fault.part == "job server":
-        outcome = _resume(cluster, job, out, disturb)
-    else:
-        outcome = run_on(cluster, job, out, disturb)
+    run = _resume if fault.part == "job server" else run_on
+    outcome = run(cluster, job, out, disturb)
     wait_for("every worker to be back", cluster.all_there)
-    (victim, now, files) = killed[0]
-    return Record(
-        engine=cluster.engine,
-        part=f"{victim.name} of {victim.host}",
-        pid=victim.pid,
-        phase=fault.phase,
-        time=now,
-        files=files,
-        total_files=num_written(out),
-        outcome=outcome,
-    )
+    return outcome
 
 
 def _resume(

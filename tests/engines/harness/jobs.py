@@ -58,14 +58,10 @@ class Job:
           out: Folder for the batches.
           options: Further options, such as those of a cluster.
         """
-        return ["python", "-m", "dpsgd", *self.arguments(out, options)]
-
-    def arguments(self, out: pathlib.Path, options: Sequence[str] = ()) -> list[str]:
-        """Returns the arguments of ``dpsgd`` in ``command``, which takes the same."""
         fields = needed(self.sampler, cap=BATCH_SIZE + BATCH_SIZE // 16)
         own = [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
         return [
-            "batches", "--input", str(self.source),
+            "python", "-m", "dpsgd", "batches", "--input", str(self.source),
             "--out", str(out), "--key-file", str(self.key_file),
             "--batch-size", str(BATCH_SIZE), "--epochs", "1",
             "--sampler", self.sampler,
@@ -113,107 +109,24 @@ def make_jobs(folder: pathlib.Path, rows: int) -> tuple[Job, list[Job]]:
     return job("large", rows, TRUNCATED_POISSON), small
 
 
-def run_here(job: Job, out: pathlib.Path, options: Sequence[str] = ()) -> Outcome:
-    """Runs a job as a process on this machine.
+def run_here(job: Job, out: pathlib.Path) -> Outcome:
+    """Runs a job by the local runner.
 
     Args:
       job: What runs.
       out: Folder for the batches.
-      options: Further options of ``dpsgd batches``.
 
     Raises:
       InputError: it failed.
     """
     begin = time.monotonic()
-    run_command(job.command(out, options), f"{job.sampler} on {options}")
-    return _outcome(job, out, time.monotonic() - begin)
-
-
-def run_command(command: Sequence[str], what: str) -> None:
-    """Runs a command on this machine.
-
-    Args:
-      command: The program and its arguments.
-      what: Names it in the error.
-
-    Raises:
-      InputError: it failed.
-    """
     result = subprocess.run(
-        command, cwd=parts.ROOT, env=environment(), capture_output=True, text=True
-    )
+        job.command(out), cwd=parts.ROOT, env=environment(),
+        capture_output=True, text=True,
+    )  # fmt: skip
     if result.returncode:
-        raise InputError(f"Expected {what} to succeed: {result.stderr[-500:]}")
-
-
-def make_references(large: Job, small: Sequence[Job]) -> tuple[Outcome, list[bool]]:
-    """Makes the references of jobs with the local runner.
-
-    Args:
-      large: Run first, and timed.
-      small: Run in one process.
-
-    Returns:
-      The outcome of the large job, and of each small one whether it verifies.
-    """
-    outcome = run_here(large, large.reference)
-    outs = [job.reference for job in small]
-    run_command(_several(small, outs), "small jobs")
-    return outcome, _identical(small, outs)
-
-
-def run_small_here(
-    small: Sequence[Job], folder: pathlib.Path, options: Sequence[str]
-) -> list[bool]:
-    """Runs small jobs in one process; returns of each whether its bytes are right.
-
-    Args:
-      small: The jobs.
-      folder: For their batches.
-      options: Further options of ``dpsgd batches``.
-
-    Raises:
-      InputError: one of them failed.
-    """
-    outs = [folder / job.sampler for job in small]
-    run_command(_several(small, outs, options), f"small jobs on {options}")
-    return _identical(small, outs)
-
-
-def run_small_on(
-    cluster: Cluster, small: Sequence[Job], folder: pathlib.Path
-) -> list[bool]:
-    """Runs small jobs on a cluster; returns of each whether its bytes are right.
-
-    Args:
-      cluster: Where they run.
-      small: The jobs.
-      folder: For their batches.
-
-    Raises:
-      InputError: one of them failed, or all of them took too long.
-    """
-    outs = [folder / job.sampler for job in small]
-    command = _several(small, outs, cluster.options())
-    client = cluster.hosts.start(HEAD, "client-small", command, environment())
-    wait_for("the end of the small jobs", lambda: not client.running(), _LONGEST)
-    if client.wait():
-        raise InputError(f"Expected small jobs to succeed: {last_line(client.log)}")
-    return _identical(small, outs)
-
-
-def _several(
-    small: Sequence[Job], outs: Sequence[pathlib.Path], options: Sequence[str] = ()
-) -> list[str]:
-    commands = [
-        job.arguments(out, options) for job, out in zip(small, outs, strict=True)
-    ]
-    return ["python", "-m", "tests.engines.harness.run_commands", json.dumps(commands)]
-
-
-def _identical(small: Sequence[Job], outs: Sequence[pathlib.Path]) -> list[bool]:
-    pairs = zip(small, outs, strict=True)
-    return [_outcome(job, out, 0.0).identical for job, out in pairs]
+        raise InputError(f"Expected {job.sampler} to succeed: {result.stderr[-500:]}")
+    return _outcome(job, out, time.monotonic() - begin)
 
 
 def allowed_bytes(job: Job) -> int:

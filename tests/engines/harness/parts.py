@@ -120,22 +120,6 @@ def install(package: str) -> bool:
     return False
 
 
-def present(engine: str) -> bool:
-    """Returns whether all parts of a cluster are present."""
-    return job_server(engine).exists() and cluster_jars(engine).exists()
-
-
-def provide_tools() -> None:
-    """Installs Java and, if a job server must be built, Maven.
-
-    Raises:
-      InputError: one of them could not be installed.
-    """
-    provide_java()
-    if not all(job_server(engine).exists() for engine in ENGINES):
-        _maven()
-
-
 def provide(engine: str, *, cluster: bool = True) -> None:
     """Fetches and builds the missing parts of an engine.
 
