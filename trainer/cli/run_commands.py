@@ -114,7 +114,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run on held-out rows, with an epsilon for them.
 
-    AUC, log loss, accuracy and calibration, or squared and absolute error of a number,
+    AUC, log loss and accuracy, or squared and absolute error of a number,
     come from one Gaussian release, with intervals that include its noise.  Held-out
     rows are others than training rows, so model and metrics together have the larger
     epsilon of both, not the sum.  If RUN is about users, those of held-out rows are

@@ -242,15 +242,6 @@ def _statement(
     return found
 
 
-def _run(run: pathlib.Path, record: RunRecord) -> dict[str, Any]:
-    return {
-        "name": run.resolve().name,
-        "method": record.method,
-        "method_settings": record.method_settings,
-        "num_steps_executed": record.num_steps_executed,
-    }
-
-
 def _privacy(
     record: RunRecord, statement: PrivacyStatement | None, protected: str
 ) -> dict[str, Any]:
@@ -321,7 +312,6 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
         "uncertainty": width and {name: width[name] for name in _OF_INTERVALS},
         "private": private and {name: private[name] for name in _OF_RELEASE},
         "intervals": metrics.get("intervals"),
-        "calibration": metrics.get("calibration", []),
     }
 
 

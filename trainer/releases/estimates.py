@@ -23,12 +23,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from trainer.model.metrics import ABSOLUTE_ERROR, SQUARED_ERROR, unit_of_loss
-from trainer.releases.held_out_sums import NoisySum, edges, mean, noise_of_mean
+from trainer.releases.held_out_sums import NoisySum, mean, noise_of_mean
 
 #: Standard deviations on each side of an interval of 95 %.
 _SIDES = 1.96
@@ -82,14 +81,12 @@ class Estimates:
       metrics: Name -> estimate; None where the rows do not show it.
       guessing: Metrics of the best constant, from the same release.
       num_rows: Number of rows, or an estimate of it.
-      calibration: Of probabilities: a dict for each bin.
       capped: Share of rows whose loss is above the cap; None if it was not counted.
     """
 
     metrics: dict[str, MetricEstimate | None]
     guessing: dict[str, float]
     num_rows: float
-    calibration: list[dict[str, float]] = dataclasses.field(default_factory=list)
     capped: MetricEstimate | None = None
 
     def in_units(self, unit: float) -> Estimates:
@@ -110,9 +107,7 @@ class Estimates:
     def without_metrics(self) -> Estimates:
         """Returns the estimates of rows that noise hides."""
         hidden = dict.fromkeys(self.metrics)
-        return dataclasses.replace(
-            self, metrics=hidden, guessing={}, calibration=[], capped=None
-        )
+        return dataclasses.replace(self, metrics=hidden, guessing={}, capped=None)
 
 
 def of_binary(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimates:
@@ -124,8 +119,8 @@ def of_binary(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimate
       cap: Largest loss that counts.
     """
     counts = sums["counts"].values.reshape(-1, 2)
-    middle = int(np.searchsorted(edges(cap), 0.5)) + 1
-    right, wrong = _by_sides(counts, middle)
+    right = np.concatenate([counts[:2, 0], counts[2:, 1]])  # on sides of 1/2
+    wrong = np.concatenate([counts[:2, 1], counts[2:, 0]])
     noise = sums["counts"].stddev * math.sqrt(counts.size) / 2
     ones = _difference(counts[:, 1], counts[:, 0], rows)
     outermost = counts[0, 1] + counts[-1, 0]
@@ -136,7 +131,6 @@ def of_binary(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimate
             "accuracy": _half_and(right, wrong, noise, rows),
         },
         guessing={"auc": 0.5, **_guessing(np.array([rows.value - ones, ones]))},
-        calibration=_calibration(counts, cap, sums["counts"].stddev, rows.most),
         capped=_share(outermost, sums["counts"].stddev * math.sqrt(2), rows),
         num_rows=rows.value,
     )
@@ -187,13 +181,6 @@ def _variance(sums: Mapping[str, NoisySum], rows: Count) -> dict[str, float]:
     of_labels = 2 * mean(float(sums["label"].values[0]), rows.value) - 1
     squares = mean(float(sums["label_squares"].values[0]), rows.value)
     return {SQUARED_ERROR: min(1.0, max(0.0, squares - of_labels**2))}
-
-
-def _by_sides(counts: np.ndarray, middle: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the counts of right and of wrong predictions at probability 1/2."""
-    right = np.concatenate([counts[:middle, 0], counts[middle:, 1]])
-    wrong = np.concatenate([counts[:middle, 1], counts[middle:, 0]])
-    return right, wrong
 
 
 def _difference(some: np.ndarray, others: np.ndarray, rows: Count) -> float:
@@ -272,27 +259,3 @@ def _guessing(counts: np.ndarray) -> dict[str, float]:
     shares = shares[shares > 0] / shares.sum() if shares.sum() else np.ones(1)
     entropy = -float((shares * np.log(shares)).sum())
     return {"log_loss": entropy + 0.0, "accuracy": float(shares.max())}
-
-
-def _calibration(
-    counts: np.ndarray, cap: float, stddev: float, most: int
-) -> list[dict[str, Any]]:
-    """Returns the bins with the share of ones and its standard deviation."""
-    ends = [0.0, *map(float, edges(cap)), 1.0]
-    found = []
-    for (zeros, ones), low, high in zip(counts, ends[:-1], ends[1:], strict=True):
-        rows = float(zeros + ones)
-        if rows < 2 * _LEAST * stddev:
-            continue
-        share = _share(float(ones), stddev, Count(value=rows, most=most))
-        spread = math.hypot(share.noise, share.sampling)
-        found.append(
-            {
-                "from": low,
-                "to": high,
-                "rows": rows,
-                "ones": share.value,
-                "stddev": spread,
-            }
-        )
-    return found

@@ -521,7 +521,6 @@ def _fields(request: EvaluateRequest, found: Estimates, cap: float) -> dict[str,
         "aggregates": {},
         "uncertainty": None,
         "intervals": {name: each.interval for name, each in known.items()},
-        "calibration": found.calibration,
         "evaluation": {
             **header(**_HEADER),
             **dataclasses.asdict(request.price),

@@ -124,18 +124,6 @@ def test_no_auc_is_stated_where_noise_hides_the_smaller_class() -> None:
     assert estimated(labels, logits, gaussian_noise(1.0, 1e-6)).metrics["auc"] is None
 
 
-def test_bins_show_the_share_of_ones() -> None:
-    labels, logits = population(np.random.default_rng(5), 400_000)
-    found = estimated(labels, logits, gaussian_noise(1.0, 1e-6)).calibration
-    assert len(found) >= 10
-    chance = 1 / (1 + np.exp(-logits))
-    for each in found:
-        inside = (chance > each["from"]) & (chance <= each["to"])
-        apart = each["ones"] - labels[inside].mean()
-        # Noise alone is a part of the stated deviation.
-        assert abs(apart) < stats.norm.ppf(1 - ERROR_RATE / 24) * each["stddev"]
-
-
 def test_classes_have_accuracy_log_loss_and_their_baseline() -> None:
     rng = np.random.default_rng(6)
     labels = rng.choice(3, 4_000, p=[0.6, 0.3, 0.1])
