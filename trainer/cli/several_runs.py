@@ -323,13 +323,10 @@ class TuneOptions:
       out: New folder, or of a stopped search.
       runs: A candidate of the best tenth is tried as surely as by N runs.  How many are
         made is random, secret, and more on average.
-      epsilon: Of the model, for one row of --input.
+      epsilon: Of model and score, for one row of --input or --score.
       delta: Of model and score.
       batch_size: Expected rows per step.
       epochs: Epochs of each run.
-      epsilon_of_score: Of the best score, for one row of --score; at most --epsilon,
-        the default.
-      delta_of_score: Of the best score; at most --delta, the default.
       by: What is best.  auto: AUC, accuracy of more than two classes, or the squared
         error of a number.
       others: Also candidates with these options, such as '--hidden 32'; may be
@@ -345,8 +342,6 @@ class TuneOptions:
     batch_size: Annotated[int, Parameter(group=REQUIRED)]
     epochs: Annotated[int, Parameter(group=REQUIRED)]
     allow_large_delta: AllowLargeDelta = False
-    epsilon_of_score: Annotated[float | None, OfPrivacy] = None
-    delta_of_score: Annotated[float | None, OfPrivacy] = None
     by: Literal["auto", "auc", "log_loss", "accuracy", "mean_squared_error"] = "auto"
     others: Annotated[
         tuple[str, ...],
@@ -396,8 +391,6 @@ def tune(
                 delta=asked.delta,
             ),
             num_runs=asked.runs,
-            epsilon_of_score=asked.epsilon_of_score,
-            delta_of_score=asked.delta_of_score,
             score=asked.by,
             say=reporter.say,
         )

@@ -50,7 +50,7 @@ from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.dominating_pairs import gaussian_noise
-from accounting.core.validation import InputError, check_float, header
+from accounting.core.validation import InputError, header
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME, read_checksums
 from pipelines.core.files.locks import LOCK_NAME, in_use, locked
 from pipelines.files import processes
@@ -132,8 +132,6 @@ def check(
     candidates: Sequence[TrainSettings],
     batches: BatchSettings,
     num_runs: int,
-    epsilon_of_score: float | None = None,
-    delta_of_score: float | None = None,
     score: str = AUTO,
     say: Callable[[str], None] = lambda text: None,
 ) -> TuneRequest:
@@ -147,9 +145,6 @@ def check(
         whole search for a training row.
       batches: How each run samples.
       num_runs: N: a candidate of the best tenth is tried as surely as by N runs.
-      epsilon_of_score: Of the best score, for one of its rows; at most that of the
-        model, which it is if None.
-      delta_of_score: Of the best score; at most that of the model, which it is if None.
       score: A metric of the task; auto is AUC, accuracy of more than two classes, or
         the squared error of a number.
       say: Gets a line for each step of the search for the noise.
@@ -168,18 +163,6 @@ def check(
             f"{' or '.join(_SCORES[task])}."
         )
     num_rows = _check_scored(scored, dataset)
-    # A row that scores has the model's epsilon and delta, if none is larger than these.
-    of_score: dict[str, Any] = {
-        "epsilon_of_score": settings[0].target_epsilon,
-        "delta_of_score": settings[0].target_delta,
-    }
-    for name, value in (
-        ("epsilon_of_score", epsilon_of_score),
-        ("delta_of_score", delta_of_score),
-    ):
-        if value is not None:
-            check_float(name, value, above=0.0, at_most=of_score[name])
-            of_score[name] = value
     asked: dict[str, Any] = {
         "input": source,
         "scored": str(scored),
@@ -188,12 +171,13 @@ def check(
         "candidates": [dataclasses.asdict(each) for each in settings],
         "num_runs": num_runs,
         "score": score,
-        **of_score,
     }
     asked = json.loads(json.dumps(asked, default=str))  # as it is read again
-    of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
+    # A row that scores has epsilon and delta of a row that trains.
+    epsilon, delta = settings[0].target_epsilon or 0, settings[0].target_delta or 0
+    of_runs = Tuning(plan=plan, num_runs=num_runs, delta=delta)
     # One score alone needs less noise than the best of several.
-    alone = gaussian_noise(asked["epsilon_of_score"], asked["delta_of_score"])
+    alone = gaussian_noise(epsilon, delta)
     num_classes = dataset.description.get("label", {}).get("num_classes")
     rows, where = kept_rows(task, num_classes or 2), f"--score {scored}"
     check_rows(rows, alone, num_rows, where)
@@ -212,8 +196,8 @@ def check(
         batches=batches,
         candidates=tuple(dataclasses.replace(each, **noisy) for each in settings),
         price=EvaluationPrice(
-            epsilon=asked["epsilon_of_score"],
-            delta=asked["delta_of_score"],
+            epsilon=epsilon,
+            delta=delta,
             noise_multiplier=price["noise_of_score"],
             claim=described["claim"],
         ),
@@ -319,15 +303,14 @@ def _priced(
 ) -> dict[str, Any]:
     """Returns the fields of ``NAME``, with noise and law."""
     epsilon, delta = asked["candidates"][0]["target_epsilon"], of_runs.delta
-    of_score, delta_of_score = asked["epsilon_of_score"], asked["delta_of_score"]
     say(f"{len(asked['candidates'])} candidates; computing the noise of each run")
     found = of_runs.for_epsilon(epsilon, say)
     noise = noise_of_best(
         profiles.gaussian,
         found.runs,
-        epsilon=of_score,
-        delta=delta_of_score,
-        guess=_GUESS * gaussian_noise(of_score, delta_of_score),
+        epsilon=epsilon,
+        delta=delta,
+        guess=_GUESS * gaussian_noise(epsilon, delta),
         say=lambda text: say(f"score: {text}"),
     )
     price = {
@@ -335,14 +318,12 @@ def _priced(
         "delta": delta,
         "noise_of_score": noise,
     }
-    both = max(found.epsilon, of_score)
+    both = upper_text(max(found.epsilon, epsilon))
     claim = (
-        f"The best score is ({upper_text(of_score)}, {delta_of_score!r})-"
-        "differentially private for one row of --score under the "
-        f"{NAMES[REPLACE_SPECIAL]} relation. Model and score together are "
-        f"({upper_text(both)}, {delta!r})-differentially private for one row, if none "
-        "is trained on and scored. Other releases of the rows of --score, such as "
-        "ranges or metrics, add their epsilon and delta."
+        f"Model and best score together are ({both}, {delta!r})-differentially private "
+        "for one row of --input or --score under the "
+        f"{NAMES[REPLACE_SPECIAL]} relation, if none is in both. Other releases of the "
+        "rows of --score, such as ranges or metrics, add their epsilon and delta."
     )
     begun = {"asked": asked, "price": price, "claim": claim, "winner": None}
     return {**header(**_HEADER), **begun}
