@@ -61,7 +61,7 @@ from typing import Any
 import numpy as np
 
 from accounting import audits
-from accounting.audits import Case, Observe, Verdict
+from accounting.audits import Case, Verdict
 from accounting.core import accountant
 from accounting.core.intervals import delta_text, lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
@@ -86,7 +86,7 @@ from trainer.settings.requests import AuditSettings, claimed_plan
 
 #: Largest number of noise values in a chunk of trials (128 MiB), and of its trials.
 _CHUNK_VALUES = 1 << 24
-_MOST_CHUNK = 1 << 14
+_MOST_CHUNK = 1 << 10
 #: Unit of the grid of noise, that of a run with clip norm 1.
 _UNIT = 2.0**-30
 
@@ -151,13 +151,10 @@ def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
     own = slice(case.canary, case.canary + case.canary_rows)
     contribution[own] = 1.0 if real else 0.0
     sums = np.bincount(step, contribution[row], plan.num_steps)
-    return sums - case.others * _known_sizes(plan) if case.others else sums
-
-
-def _known_sizes(plan: DpSgdPlan) -> np.ndarray:
-    starts = first_places(plan)
-    sizes = np.diff(np.append(starts, plan.num_examples))
-    return np.tile(sizes, plan.num_epochs)
+    if not case.others:
+        return sums
+    sizes = np.diff(np.append(first_places(plan), plan.num_examples))
+    return sums - case.others * np.tile(sizes, plan.num_epochs)
 
 
 def simulate(
@@ -168,11 +165,13 @@ def simulate(
     real: bool,
     advance: Callable[[int], None] = lambda _: None,
 ) -> np.ndarray:
-    """Returns the scores of independent trials, shape (trials,); see `sample_sums`.
+    """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
 
     Args:
+      case: From ``worst_case``.
       noise_multiplier: Noise multiplier, above 0.
       trials: Number of trials.
+      real: Whether the canary is real or a ghost.
       advance: Called with numbers of finished trials.
     """
     size = max(1, min(_MOST_CHUNK, _CHUNK_VALUES // case.plan.num_steps))
@@ -183,10 +182,8 @@ def simulate(
         for trial in range(count):
             key = secrets.token_bytes(KEY_BYTES)
             sums[:, trial] = sample_sums(case, key, real=real)
-            if trial % 100 == 99:
-                advance(50)  # the other half of the work is noise and scores
         scores.append(_score_chunk(case, noise_multiplier, sums))
-        advance(count - count // 100 * 50)
+        advance(count)
     return np.concatenate(scores)
 
 
@@ -198,44 +195,16 @@ def _score_chunk(case: Case, noise_multiplier: float, sums: np.ndarray) -> np.nd
         (drawn,) = noise.step_noise(secret, step, shapes, noise_multiplier, _UNIT)
         return sums[step] + drawn * _UNIT
 
-    return score(
-        case.plan,
-        noise_multiplier,
-        observe,
+    trials = audits.Trials(
+        plan=case.plan,
+        noise_multiplier=noise_multiplier,
+        observe=observe,
         positions=np.array(case.first_row + case.canary),
         means=case.means,
         canary_rows=case.canary_rows,
     )
-
-
-def score(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    observe: Observe,
-    *,
-    positions: np.ndarray,
-    means: tuple[float, float] = audits.MEANS,
-    canary_rows: int = 1,
-) -> np.ndarray:
-    """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
-
-    Other arguments as for `worst_case` and as for `simulate`.
-
-    Args:
-      observe: Step -> released values of all trials.
-      positions: Row of the canary in the data, one for all trials or one per trial.
-      means: Means of a step with the canary and with the ghost, relative to steps
-        without.
-    """
-    trials = audits.Trials(
-        plan=plan,
-        noise_multiplier=noise_multiplier,
-        observe=observe,
-        positions=positions,
-        means=means,
-        canary_rows=canary_rows,
-    )
-    return audits.audit_of(plan.sampler, canary_rows).score(trials)
+    audit = audits.audit_of(case.plan.sampler, case.canary_rows)
+    return audit.score(trials)
 
 
 MEANING = (
@@ -245,8 +214,8 @@ MEANING = (
 )
 
 
-_SEVERAL_ROWS = "several rows of one person"
-#: Faults that an audit cannot see, whatever the number of trials.
+#: Faults that an audit cannot see, whatever the number of trials; the last one not
+#: where canaries are users with all of their rows.
 CANNOT_SEE = (
     "faults of training: clipping, padding, physical batches, lazy noise, optimizers "
     "and models",
@@ -254,17 +223,8 @@ CANNOT_SEE = (
     "examples whose steps depend on other examples, since there is one canary",
     "keys that others know or that two runs share, and a weak random generator",
     "what leaves by other ways than weights: files, messages, logs, timing",
-    _SEVERAL_ROWS,
+    "several rows of one person",
 )
-
-
-def cannot_see(*, of_users: bool) -> tuple[str, ...]:
-    """Returns the faults that an audit cannot see.
-
-    Args:
-      of_users: Whether canaries are users with all of their rows.
-    """
-    return CANNOT_SEE[:-1] if of_users else CANNOT_SEE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -318,7 +278,7 @@ def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> Audi
       InputError: there is nothing to audit.
     """
     verdict, notes = _attack(settings, progress)
-    unseen = cannot_see(of_users=settings.is_of_users)
+    unseen = CANNOT_SEE[:-1] if settings.is_of_users else CANNOT_SEE
     plan, claim = settings.plan, verdict.claim
     title = f"{plan.sampler} batches"
     return AuditReport(

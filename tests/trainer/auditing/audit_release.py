@@ -223,7 +223,7 @@ class ReleaseChecks:
             deviations("noise of each layer in each release", *self._noise_of_layers),
             deviations("noise of each range of a table", *of_slices),
             deviations("noise of rows that are read", *self._noise_of_reads),
-            correlations("noise shared by layers or releases", [self._compared]),
+            correlations("noise shared by layers or releases", self._compared),
             *self._repeated,
             added("excess that each batch adds", *self._of_batches),
             added(

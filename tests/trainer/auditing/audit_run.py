@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from accounting import audits
 from accounting.core.plan import DpSgdPlan
 from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
@@ -36,7 +37,6 @@ from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from tests.trainer.auditing import audit_model, audit_release
 from tests.trainer.auditing.audit_model import CANARY, LAYERS, NUM_CANARIES, directions
 from tests.trainer.auditing.residuals import Check
-from trainer import auditing
 from trainer.core.step.grid import CLIPS
 from trainer.settings.requests import Request
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
@@ -195,7 +195,10 @@ def examine(folder: pathlib.Path, run: SmallRun) -> Outcome:
         num_steps=plan.num_steps // every,
     )
     positions = np.arange(sums.shape[1])
-    scores = auditing.score(seen, noise, sums.__getitem__, positions=positions)
+    trials = audits.Trials(
+        plan=seen, noise_multiplier=noise, observe=sums.__getitem__, positions=positions
+    )
+    scores = audits.audit_of(seen.sampler, 1).score(trials)
     return Outcome(
         run=run,
         plan=plan,

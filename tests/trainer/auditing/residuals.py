@@ -12,7 +12,6 @@ that the executed mechanism is the claimed one; they bound no epsilon themselves
 Formal guarantees, for independent standard normal residuals:
   - a check's ``p_value`` is at most ``p`` with probability at most ``p``, over all of
     its groups together (Bonferroni's bound).
-  - ``contradicted`` names a check with probability at most ``error``, over all checks.
   - A mean contribution within ``TOLERANCE`` clip norms of the expected one never
     counts against the mechanism: clipping rounds, on the private side.
 
@@ -56,17 +55,6 @@ class Check:
     p_value: float
 
 
-def contradicted(checks: Sequence[Check], error: float) -> list[Check]:
-    """Returns the checks that failed.
-
-    Args:
-      checks: All checks of a release.
-      error: Upper bound on the probability that any check of the claimed mechanism
-        fails.
-    """
-    return [check for check in checks if check.p_value < error / len(checks)]
-
-
 def deviations(name: str, squares: Any, counts: Any) -> Check:
     """Checks the standard deviation of each group of residuals.
 
@@ -97,29 +85,21 @@ def contributions(name: str, totals: Any, counts: Any, noise: float) -> Check:
     return _worst(name, 0.0, found, _two_sided(beyond * np.sqrt(counts) / noise))
 
 
-def correlations(name: str, groups: Sequence[Sequence[NDArray[np.float64]]]) -> Check:
-    """Checks that no two vectors of a group are correlated, place by place.
+def correlations(name: str, vectors: Sequence[NDArray[np.float64]]) -> Check:
+    """Checks that no two vectors are correlated, place by place.
 
     Args:
       name: What is checked.
-      groups: Vectors of residuals, of any lengths; pairs are compared up to the shorter
-        length.
+      vectors: Residuals, of any lengths; pairs are compared up to the shorter length.
     """
-    found = [_products(vectors) for vectors in groups if len(vectors) > 1]
-    nothing = (np.zeros(0), np.zeros(0))
-    products, squares = map(np.concatenate, zip(nothing, *found, strict=True))
-    return _of_products(name, products, squares)
-
-
-def _products(vectors: Sequence[NDArray[np.float64]]) -> tuple[Any, Any]:
-    """Returns the products of all pairs, and their variances given the second one."""
     values = np.zeros((len(vectors), max(map(len, vectors))))
     known = np.zeros_like(values)
     for row, vector in enumerate(vectors):
         values[row, : len(vector)] = vector
         known[row, : len(vector)] = 1.0
     pairs = np.triu_indices(len(vectors), 1)
-    return (values @ values.T)[pairs], (known @ (values**2).T)[pairs]
+    squares = (known @ (values**2).T)[pairs]  # the variances given the second one
+    return _of_products(name, (values @ values.T)[pairs], squares)
 
 
 def repetitions(

@@ -34,7 +34,6 @@ from tests.trainer.auditing.audit_run import (
     Outcome,
     SmallRun,
 )
-from tests.trainer.auditing.residuals import contradicted
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.step import clipping, dp_step, noise
 from trainer.core.step.dp_step import Step
@@ -110,7 +109,7 @@ def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
     error = 1e-6 / (len(RUNS) + 2)
     for outcome in map(examine, RUNS):
         assert len(outcome.checks) == 8
-        assert not contradicted(outcome.checks, error)
+        assert min(c.p_value for c in outcome.checks) >= error / 8
         if outcome.run.num_canaries == MANY:
             claim = audits.claim(outcome.plan, NOISE, DELTA)
             verdict = audits.judge(

@@ -209,10 +209,11 @@ def test_the_score_is_the_likelihood_ratio(sampler: str) -> None:
     )  # fmt: skip
     means = (2.0, 1.0) if "shuffle" in sampler else (1.0, 0.0)
     x = np.random.default_rng(3).normal(0, 1, 6)
-    found = auditing.score(
-        plan, NOISE, lambda step: x[step : step + 1],
+    trials = audits.Trials(
+        plan=plan, noise_multiplier=NOISE, observe=lambda step: x[step : step + 1],
         positions=np.array(3), means=means,
     )  # fmt: skip
+    found = audits.audit_of(sampler, 1).score(trials)
     ways = []
     if "cyclic" in sampler:  # of one of two groups, in each of its steps by 2/3
         for group, *took in itertools.product((0, 1), repeat=4):

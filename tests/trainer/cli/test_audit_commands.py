@@ -15,7 +15,7 @@ from accounting.core.validation import InputError
 from tests.command_line import Result, invoke
 from tests.trainer.conftest import write_run_folder
 from tests.warm_processes import warm_python
-from trainer.auditing import cannot_see
+from trainer.auditing import CANNOT_SEE
 
 PLAN = (
     "--num-examples=400", "--batch-size=20", "--epochs=1", "--delta=1e-5",
@@ -94,7 +94,7 @@ def test_a_run_is_audited_with_what_it_executed(
     code, fields = _json(str(run), "--trials=200", "--confidence=0.999999")
     assert code == 0
     assert fields["audited"] == small_batches.manifest.plan.to_json()
-    assert fields["cannot_see"] == list(cannot_see(of_users=False))
+    assert fields["cannot_see"] == list(CANNOT_SEE)
     assert fields["claim"]["noise_multiplier"] == 1.5
     assert fields["claim"]["delta"] == 1e-3
     assert "sampler" in _error(str(run), "--sampler=poisson")
