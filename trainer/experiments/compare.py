@@ -299,13 +299,8 @@ class Comparison(Report):
     outcomes: Sequence[Outcome]
 
 
-def report(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Comparison:
-    """Returns the report of a comparison.
-
-    Args:
-      outcomes: Lines of the table.
-      notes: Further notes that explain the table.
-    """
+def report(outcomes: Sequence[Outcome]) -> Comparison:
+    """Returns the report of a comparison."""
     settings = _settings(outcomes)
     columns = {**settings, **_results(outcomes)}
     axis = _axis_of(outcomes)
@@ -322,7 +317,7 @@ def report(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Comparison
         title=TITLE,
         tables=[table],
         above=[shared],
-        notes=_all_notes(outcomes, notes),
+        notes=_notes(outcomes),
         fields=[dataclasses.asdict(outcome) for outcome in outcomes],
         draw={
             "comparison.png": functools.partial(
@@ -368,16 +363,17 @@ def _lines(outcomes: Sequence[Outcome], axis: str) -> dict[str, list[Outcome]]:
     return dict(found)
 
 
-def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
+def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     unfit = [one.warnings[0] for one in outcomes if one.warnings]
-    if unfit:
-        notes = [f"warning: {len(unfit)} of {len(outcomes)} lines: {unfit[0]}", *notes]
+    warned = [
+        f"warning: {len(unfit)} of {len(outcomes)} lines: {each}" for each in unfit
+    ]
     return [
         "eps ≤ is proven for these batches at the noise multiplier in column "
         "noise; no proof can give less than eps ≥. The columns after it are for "
         f"held-out examples: {over_seeds(outcomes[0].num_seeds)}.",
         *([PLAIN] if any(one.method == NON_PRIVATE for one in outcomes) else []),
-        *notes,
+        *warned[:1],
         COSTS,
     ]
 
@@ -464,14 +460,12 @@ def compare(settings: ComparisonSettings, say: Say = silent) -> Comparison:
     for delta in settings.deltas:
         if warning := delta_warning(delta, num_examples):
             say(warning)
-    cases, notes = find_cases(settings, num_examples, say, dataset.bounded)
-    for note in notes:
-        say(note)
+    cases = find_cases(settings, num_examples, say, dataset.bounded)
     with contextlib.ExitStack() as held:
         with usable_folder(settings.out, "--out"):
             settings.out.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(settings.out, settings.out))
-        found = report(_outcomes(settings, cases, num_examples, say), notes)
+        found = report(_outcomes(settings, cases, num_examples, say))
         found.write(settings.out)
     return found
 

@@ -10,8 +10,8 @@ rule that chose the noise.  Its runs differ only in their seed.
 A target (epsilon, delta) needs different noise with different samplers, which is the
 subject of Scalable DP-SGD (Chua et al. 2024, arXiv:2411.04205, Section 4): each gets
 what is proven to suffice for it.  A method with its own theorem gets the noise of that
-theorem; on batches that the theorem does not cover the method is left out, and a note
-says so.  Noise that is given is that of all samplers.
+theorem; a sampler that the theorem does not cover is refused.  Noise that is given is
+that of all samplers.
 
 Formal guarantees:
   - Two different cases with one name are refused.  Cases that share sampler, batch
@@ -352,8 +352,8 @@ def find_cases(
     num_examples: int,
     say: Say,
     bounded: UserBound | None = None,
-) -> tuple[list[ComparisonCase], list[str]]:
-    """Returns all cases with their noise, and notes on those left out.
+) -> list[ComparisonCase]:
+    """Returns all cases with their noise.
 
     Args:
       settings: What to compare.
@@ -362,35 +362,23 @@ def find_cases(
       bounded: How the users of the data set are bounded; None protects examples.
 
     Raises:
-      InputError: a method has no accounting, a target is out of reach, or a theorem
-        covers none of the samplers.
+      InputError: a method has no accounting, or none for one of the samplers, or a
+        target is out of reach.
     """
-    found = list[ComparisonCase]()
+    cases = list[ComparisonCase]()
     for batches in zip(*map(settings.batches_of, settings.samplers), strict=True):
         for each in settings.trained:
-            found += [ComparisonCase(batches=b, settings=each) for b in batches]
-    cases, notes, refusals = list[ComparisonCase](), list[str](), list[InputError]()
+            cases += [ComparisonCase(batches=b, settings=each) for b in batches]
+    for case in cases:
+        if is_private(case.settings) and (
+            theorem := privacy.theorem_of_settings(case.settings)
+        ):
+            theorem.check_plan(case.batches.plan(num_examples))
+    found = [_with_noise(case, num_examples, bounded) for case in cases]
     for case in found:
-        training = case.settings
-        try:
-            if is_private(training) and (
-                theorem := privacy.theorem_of_settings(training)
-            ):
-                theorem.check_plan(case.batches.plan(num_examples))
-        except InputError as error:
-            refusals.append(error)
-            notes.append(
-                f"Left out: {training.method} on {case.batches.sampler} batches, "
-                "for which its theorem proves nothing."
-            )
-            continue
-        cases.append(_with_noise(case, num_examples, bounded))
-        if cases[-1].target_epsilon is not None:
-            say(f"noise {cases[-1].settings.noise_multiplier:.4f}: {cases[-1].name}")
-    left = {case.settings.method for case in cases}
-    if any(each.method not in left for each in settings.trained):
-        raise refusals[0]
-    return without_repetition(cases), list(dict.fromkeys(notes))
+        if case.target_epsilon is not None:
+            say(f"noise {case.settings.noise_multiplier:.4f}: {case.name}")
+    return without_repetition(found)
 
 
 def _with_noise(
