@@ -112,10 +112,7 @@ def test_the_demo_runs_without_the_checkout_and_ends_in_a_report(
     demo: tuple[pathlib.Path, str],
 ) -> None:
     folder, printed = demo
-    report = (folder / "report.md").read_text()
-    for name in re.findall(r"\]\((.*?)\)", report):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"\((3\.99\d*|4\.0*), ", report)
+    assert re.search(r"\((3\.99\d*|4\.0*), ", printed)
     page = (folder / "report.html").read_text()
     assert "Privacy report: dp-sgd" in page
     assert page.count('src="data:image/png;base64,') == 1

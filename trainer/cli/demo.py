@@ -1,7 +1,7 @@
 """``dpsgd demo``: the whole path on synthetic data, by the commands a user would type.
 
 Every stage is printed and run as its own process, so the demo shows what the command
-line does.  The report at the end is made from the files that the stages wrote.
+line does.  The table at the end is made from the files that the stages wrote.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def result(out: pathlib.Path) -> Report:
       out: Folder of the demo, with all stages done.
     """
     from trainer.report.report import Report, ReportTable  # after --help
-    from trainer.report.run_files import notes_on_plain
+    from trainer.report.run_files import PLAIN
 
     private, plain = (
         json.loads((out / name / "metrics.json").read_bytes())
@@ -137,14 +137,12 @@ def result(out: pathlib.Path) -> Report:
             (name, f"{each['auc']:.4f}", f"{each['log_loss']:.4f}")
             for name, each in models.items()
         ],
-        notes=notes_on_plain("auc", [private["auc"]], [plain["auc"]]),
     )
     return Report(
         title="Demo: a private click model, and its epsilon",
         tables=[table],
         fields=models,
-        notes=[statement.splitlines()[0]],
-        stem="report",
+        notes=[PLAIN, statement.splitlines()[0]],
     )
 
 
@@ -187,10 +185,7 @@ def demo(
     todo = stages(root, rows, epsilon, delta, allow_large_delta)
     for number, (title, arguments) in enumerate(todo, start=1):
         run_stage(number, len(todo), title, arguments)
-    found = result(root)
-    found.write(root)
     print()
-    found.show()
-    print(f"these models side by side: {root}/report.md")
+    result(root).show()
     seconds = time.monotonic() - start
     print(f"report: {root}/report.html, to open in a browser  ({seconds:.0f} s)")

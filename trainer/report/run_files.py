@@ -38,7 +38,7 @@ import hashlib
 import itertools
 import math
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from accounting.core.validation import InputError, header, read_fields
@@ -171,29 +171,8 @@ PLAIN = (
     "Without privacy a model leaves out a tenth of the training rows, and is the "
     "iterate that is best on those."
 )
-AHEAD = (
-    "A private model is ahead of it here: clip and noise also keep a model from "
-    "learning rows by heart, and a private model trains on all rows."
-)
-
 #: A calibration error above which a model's probabilities mislead.
 _FAR_OFF = 0.05
-
-
-def notes_on_plain(
-    metric: str, private: Iterable[float], plain: Iterable[float]
-) -> list[str]:
-    """Returns what a reader of private and plain results beside each other should know.
-
-    Args:
-      metric: Name of the metric.
-      private: Its values of private models.
-      plain: Its values without privacy, at least one.
-    """
-    sign = -1 if metric in LOWER_IS_BETTER else 1
-    best = max(sign * value for value in plain)
-    ahead = any(sign * value > best for value in private)
-    return [PLAIN, *([AHEAD] if ahead else [])]
 
 
 def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
