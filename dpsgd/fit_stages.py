@@ -310,20 +310,10 @@ def _split_in_words(split: Any) -> str:
             f"{split.test_from} on are held out, and those between give ranges."
         )
     train, val, test = (f"{share / sum(split.shares):.0%}" for share in split.shares)
-    if split.by == "hash":
-        return (
-            f"By a hash of column {split.column}, {train} of its values train, {val} "
-            f"give ranges, and {test} are held out."
-        )
-    if split.by == "random":
-        return (
-            f"A random {train} of the rows train, {val} give ranges, and {test} are "
-            "held out: by the place of a row, and no value."
-        )
-    return (
-        f"The first {train} of the rows train, the next {val} give ranges, and the "
-        f"last {test} are held out."
-    )
+    by_hash = f"by a hash of column {split.column}"
+    how = {"hash": by_hash, "random": "by place, at random"}.get(split.by, "in their order")
+    told = f"{train} train, {val} give ranges, {test} are held out"
+    return f"Rows are split {how}: {told}."
 
 
 def _prepare(
