@@ -40,7 +40,6 @@ PLAN = (
 )
 REPLACED = {
     "--batch-size 65536": "--batch-size 128",
-    "--buckets 100000": "--buckets 500",
     "dpsgd audit ": "dpsgd audit --confidence 0.999999 ",
     PLAN: PLAN.replace("16000", "520"),
     "comparison \\\n    --batch": "comparison --method dp-sgd \\\n    --batch",

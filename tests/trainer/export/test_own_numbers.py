@@ -23,30 +23,12 @@ def _branch(values: Any) -> Any:
     return tf.cond(tf.reduce_sum(values) > 0, lambda: values, lambda: -values)
 
 
-def _loop(values: Any) -> Any:
-    return tf.while_loop(
-        lambda one: tf.reduce_sum(one) < 9, lambda v: (v + 1,), (values,)
-    )
-
-
-@tf.custom_gradient
-def _with_a_gradient(values: Any) -> Any:
-    return values * 2, lambda upstream: upstream
-
-
 LAYERS: dict[str, Callable[[], Any]] = {
     "a branch": lambda: keras.layers.Lambda(_branch, output_shape=(4,)),
-    "a loop": lambda: keras.layers.Lambda(lambda v: _loop(v)[0], output_shape=(4,)),
     "a recurrent layer": lambda: keras.Sequential(
         [keras.layers.Reshape((2, 2)), keras.layers.LSTM(2)]
     ),
-    "a gradient of its own": lambda: keras.layers.Lambda(
-        _with_a_gradient, output_shape=(4,)
-    ),
     "a table": lambda: keras.layers.IntegerLookup(vocabulary=[3, 5]),
-    "a large constant": lambda: keras.layers.Normalization(
-        mean=[1.0] * 4, variance=[4.0] * 4
-    ),
 }  # fmt: skip
 
 
