@@ -311,7 +311,8 @@ def _split_in_words(split: Any) -> str:
         )
     train, val, test = (f"{share / sum(split.shares):.0%}" for share in split.shares)
     by_hash = f"by a hash of column {split.column}"
-    how = {"hash": by_hash, "random": "by place, at random"}.get(split.by, "in their order")
+    ways = {"hash": by_hash, "random": "by place, at random"}
+    how = ways.get(split.by, "in their order")
     told = f"{train} train, {val} give ranges, {test} are held out"
     return f"Rows are split {how}: {told}."
 
