@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accounting.bands import Bands
 
 #: For ``processes.call``: makes batches of (source, folder, settings).
-MAKE_BATCHES = "pipelines.job.runtime:make_batches"
+MAKE_BATCHES = "pipelines.job.quiet_batches:make_batches"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

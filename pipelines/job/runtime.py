@@ -218,11 +218,3 @@ def quiet_beam() -> None:
     # An engine's worker in this process prints the traceback of a failed or cancelled
     # bundle at any time, even after the last line of the command.
     vars(sdk_worker)["print"] = lambda *_, **__: None
-
-
-def make_batches(*arguments: Any) -> None:
-    """Calls ``poisson_batching.make_batches`` in a process of its own, silenced."""
-    quiet_beam()  # before Beam is loaded
-    from pipelines.job import poisson_batching
-
-    poisson_batching.make_batches(*arguments)

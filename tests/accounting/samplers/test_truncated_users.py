@@ -153,3 +153,14 @@ def test_the_pair_dominates_mixtures_of_vectors(seed):
         assert exact <= bound * (1 + 1e-4)
         if seed == 0:
             assert exact == pytest.approx(bound, rel=1e-3)
+
+
+def test_the_masses_of_a_step_are_a_distribution():
+    for asked in ((9, 0.3, 4, 1.0), (5000, 0.02, 110, 1.0), (50, 0.9, 50, 1.0)):
+        for steps in (
+            truncated_poisson.displaced_steps(7, True, *asked),
+            truncated_poisson.revealed_steps(7, *asked),
+        ):
+            for step in steps:
+                total = sum(mass for mass, _ in step)
+                assert total == pytest.approx(1.0, abs=1e-7)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from accounting import lower_bounds
+from accounting import lower_bounds, profiles
 from accounting.core import accountant, neighboring_relation
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs
@@ -36,6 +36,29 @@ def test_published_epsilon_of_users(fields, noise, delta, rows, published):
     assert 0.96 * delta <= checked.lower <= checked.guarantee <= delta * 1.001
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("fields", "noise", "delta", "of_groups", "of_users"),
+    [
+        (LARGE, 1.0, 1e-8, {2: 0.684, 5: 2.147, 10: 7.228}, {2: 0.642}),
+        (CRITEO, 0.8, 2.7e-8, {2: 3.06, 5: 19.2}, {5: 4.97}),
+        (SMALL, 1.1, 1e-5, {2: 3.42, 5: 12.42}, {2: 3.29}),
+    ],
+)
+def test_published_epsilon_of_groups_and_the_other_ones_of_users(
+    fields, noise, delta, of_groups, of_users
+):
+    """Together with the test above: all of the table, rounded as it is there."""
+    plan = DpSgdPlan(sampler="poisson", **fields)
+    asked = {"noise_multiplier": noise, "delta": delta}
+    for rows, published in of_groups.items():
+        found = profiles.group_epsilon(plan, group_size=rows, **asked)
+        assert found == pytest.approx(published, rel=5e-3)
+    for rows, published in of_users.items():
+        found = accountant.epsilon(plan, max_examples_per_user=rows, **asked)
+        assert found.guarantee == pytest.approx(published, rel=5e-3)
+
+
 @pytest.mark.parametrize("rows", [3])
 def test_poisson_of_users_is_what_dp_accounting_composes(small_plan, rows):
     """Both members of the pair cut into cells, which dp_accounting composes."""
@@ -54,6 +77,16 @@ def test_poisson_of_users_is_what_dp_accounting_composes(small_plan, rows):
         max_examples_per_user=rows,
     )
     assert low * 0.999 <= ours.guarantee <= high * 1.001
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson", "deterministic"])
+def test_noise_for_users_meets_the_target(small_plan, sampler):
+    cap = 220 if sampler == "truncated-poisson" else None
+    plan = small_plan(sampler, truncated_batch_size=cap)
+    asked = {"epsilon": 3.0, "max_examples_per_user": 2}
+    noise = accountant.noise_multiplier(plan, delta=1e-5, **asked).guarantee
+    found = accountant.delta(plan, noise_multiplier=noise, **asked).guarantee
+    assert 0.99e-5 < found <= 1e-5
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 20.0])
