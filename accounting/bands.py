@@ -131,6 +131,7 @@ def best_bands(
     delta: float,
     neighboring_relation: str = REPLACE_SPECIAL,
     of_runs: int = 1,
+    most: int = _MOST_BANDS,
 ) -> Bands:
     """Returns the least power of two whose noise is within 5 % of the least.
 
@@ -142,11 +143,12 @@ def best_bands(
       delta: Target.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       of_runs: Number of runs of the plan that have the target together.
+      most: Number of bands that is not exceeded.
 
     Raises:
       InputError: a value out of range.
     """
-    largest = min(_MOST_BANDS, max(1, num_examples // expected_batch_size))
+    largest = min(most, _MOST_BANDS, max(1, num_examples // expected_batch_size))
     found = []
     for bands in (2**power for power in range(largest.bit_length())):
         plan = DpSgdPlan(
