@@ -20,7 +20,6 @@ Sensitive: everything in OUT.unfinished.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import pathlib
@@ -96,20 +95,15 @@ def check_folder(path: StrPath, option: str) -> None:
         storage.size(path)
 
 
-def is_free(path: pathlib.Path) -> bool:
-    """Whether there is nothing at a path, or an empty folder."""
-    try:
-        return not os.path.lexists(path) or not any(path.iterdir())
-    except OSError:
-        return False
-
-
-def refuse_used(path: pathlib.Path) -> None:
+def _refuse_used(path: pathlib.Path) -> None:
     """Refuses, by an InputError, a path with anything but an empty folder.
 
     Nor can a mount point be replaced at the end of the work.
     """
-    if not is_free(path) or os.path.ismount(os.path.realpath(path)):
+    is_free = False
+    with contextlib.suppress(OSError):
+        is_free = not os.path.lexists(path) or not any(path.iterdir())
+    if not is_free or os.path.ismount(os.path.realpath(path)):
         raise InputError(
             f"Expected --out {path} to be a new or an empty folder, and no mount "
             "point. Choose another, or remove it."
@@ -162,36 +156,26 @@ def output_file(
 
 
 class Sink(io.RawIOBase):
-    """Passes all bytes to a function, in order.
+    """A file that passes all bytes to a function, in order.
 
     Args:
       write: Takes all of the bytes that it is given.
-
-    Attributes:
-      size: Number of bytes so far.
     """
 
     def __init__(self, write: Callable[[bytes], Any]) -> None:
         super().__init__()
-        self._write, self._digest = write, hashlib.sha256()
-        self.size = 0
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of all bytes so far, as hex digits."""
-        return self._digest.hexdigest()
+        self._write, self._size = write, 0
 
     def writable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        return self.size
+        return self._size
 
     def write(self, data: Any) -> int:
         """Writes all of ``data``."""
         self._write(data)
-        self._digest.update(data)
-        self.size += len(data)
+        self._size += len(data)
         return len(data)
 
 
@@ -214,7 +198,7 @@ def staged_folder(
     work = target.with_name(f"{target.name}.unfinished")
     with contextlib.ExitStack() as held:
         with usable_folder(out, "--out"):
-            refuse_used(pathlib.Path(out))
+            _refuse_used(pathlib.Path(out))
             work.parent.mkdir(parents=True, exist_ok=True)
             # Ours has a lock beside it, from before it is made until it is removed.
             if os.path.lexists(work) and not os.path.lexists(f"{work}.lock"):
@@ -223,7 +207,7 @@ def staged_folder(
                     "something else. Move it away, or name another --out."
                 )
             held.enter_context(locked_beside(work))
-            refuse_used(pathlib.Path(out))  # another process may have been faster
+            _refuse_used(pathlib.Path(out))  # another process may have been faster
             shutil.rmtree(work, ignore_errors=True)
             make_private_folder(work, remedy="Name another --out.")
         held.callback(_remove, work)

@@ -45,8 +45,8 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import DTYPES, Column
-from pipelines.core.choices import BlockSpan
 from pipelines.core.keys import commitment, derive
+from pipelines.core.rows import RowGroup
 from pipelines.core.users import BOUNDED, Bounded
 from pipelines.files.storage import is_remote
 from pipelines.inputs.input_files import find_files
@@ -61,27 +61,19 @@ from pipelines.inputs.source_table import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Block:
-    """One row group.  Public."""
+class Block(RowGroup):
+    """One row group.  Public.
 
-    path: str
-    name: str
-    row_group: int
-    num_rows: int
-    first_row: int
+    Attributes:
+      ordinal: Its place among all blocks.
+    """
+
     ordinal: int
 
     @property
-    def label(self) -> str:
-        """The identity of the block, from which its randomness derives."""
-        return f"{self.name}#{self.row_group}"
-
-    @property
-    def span(self) -> BlockSpan:
-        """The block as the sampler sees it."""
-        return BlockSpan(
-            label=self.label, num_rows=self.num_rows, first_row=self.first_row
-        )
+    def name(self) -> str:
+        """Name of its file."""
+        return self.label.rpartition("#")[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -349,45 +341,29 @@ def list_row_groups(
             raise InputError(
                 f"Expected {path} to be of one table with the first file of --input "
                 f"{pattern}; what `dpsgd prepare` noted in them differs. "
-                " Give one folder that it wrote."
+                "Give one folder that it wrote."
             )
         check_file(parquet.metadata, path)
         files[name] = parquet.metadata.num_rows
         if parquet.num_row_groups:
             footers[name] = footer
-        blocks += _blocks_of(path, name, parquet.metadata, blocks)
+        for group in range(parquet.num_row_groups):
+            last = blocks[-1] if blocks else None
+            blocks.append(
+                Block(
+                    label=f"{name}#{group}",
+                    path=path,
+                    row_group=group,
+                    num_rows=parquet.metadata.row_group(group).num_rows,
+                    first_row=last.first_row + last.num_rows if last else 0,
+                    ordinal=len(blocks),
+                )
+            )
     if not any(block.num_rows for block in blocks):
         raise InputError(
             f"Expected rows in --input {pattern}; there are none. Give another input."
         )
-    return Listing(
-        schema=schema,
-        blocks=tuple(blocks),
-        files=files,
-        footers=footers,
-    )
-
-
-def _blocks_of(
-    path: str, name: str, metadata: pq.FileMetaData, before: Sequence[Block]
-) -> list[Block]:
-    """Returns the blocks of a file, numbered after those of the files before it."""
-    first_row = before[-1].first_row + before[-1].num_rows if before else 0
-    blocks = []
-    for row_group in range(metadata.num_row_groups):
-        num_rows = metadata.row_group(row_group).num_rows
-        blocks.append(
-            Block(
-                path=path,
-                name=name,
-                row_group=row_group,
-                num_rows=num_rows,
-                first_row=first_row,
-                ordinal=len(before) + row_group,
-            )
-        )
-        first_row += num_rows
-    return blocks
+    return Listing(schema=schema, blocks=tuple(blocks), files=files, footers=footers)
 
 
 def _check_bounded(dataset: Dataset, pattern: str) -> None:

@@ -89,21 +89,26 @@ class BatchSettings:
         """
         from accounting.bands import best_bands
 
-        num_steps, _ = steps_and_epochs(
+        found = best_bands(**self._sizes(num_examples), epsilon=epsilon, **others)
+        return dataclasses.replace(self, bands=found.bands), found
+
+    def _sizes(self, num_examples: int) -> dict[str, Any]:
+        """Returns what bands and cap are chosen for, beside epsilon."""
+        num_steps, _ = self._steps_and_epochs(num_examples)
+        return {
+            "num_examples": num_examples,
+            "expected_batch_size": self.expected_batch_size,
+            "num_steps": num_steps,
+            "delta": 0.1 / num_examples if self.delta is None else self.delta,
+        }
+
+    def _steps_and_epochs(self, num_examples: int) -> tuple[int, int]:
+        return steps_and_epochs(
             num_examples,
             self.expected_batch_size,
             epochs=self.num_epochs,
             num_steps=self.num_steps,
         )
-        found = best_bands(
-            num_examples=num_examples,
-            expected_batch_size=self.expected_batch_size,
-            num_steps=num_steps,
-            epsilon=epsilon,
-            delta=0.1 / num_examples if self.delta is None else self.delta,
-            **others,
-        )
-        return dataclasses.replace(self, bands=found.bands), found
 
     def plan(self, num_examples: int) -> DpSgdPlan:
         """Returns the plan for a data set of ``num_examples`` slots.
@@ -116,15 +121,17 @@ class BatchSettings:
         Raises:
           InputError: both or neither of steps and epochs, or an impossible plan.
         """
-        num_steps, num_epochs = steps_and_epochs(
-            num_examples,
-            self.expected_batch_size,
-            epochs=self.num_epochs,
-            num_steps=self.num_steps,
-        )
+        num_steps, num_epochs = self._steps_and_epochs(num_examples)
         cap = self.truncated_batch_size
         if cap is None and self._truncates:
-            cap = self._smallest_cap(num_examples, num_steps)
+            from accounting.core.accountant import smallest_truncated_batch_size
+
+            cap = smallest_truncated_batch_size(
+                **self._sizes(num_examples),
+                epsilon=self.epsilon,
+                sampler=self.sampler,
+                bands=self.bands,
+            )
         return DpSgdPlan(
             sampler=self.sampler,
             num_examples=num_examples,
@@ -132,18 +139,5 @@ class BatchSettings:
             num_steps=num_steps,
             num_epochs=num_epochs,
             truncated_batch_size=cap,
-            bands=self.bands,
-        )
-
-    def _smallest_cap(self, num_examples: int, num_steps: int) -> int:
-        from accounting.core.accountant import smallest_truncated_batch_size
-
-        return smallest_truncated_batch_size(
-            num_examples=num_examples,
-            expected_batch_size=self.expected_batch_size,
-            num_steps=num_steps,
-            epsilon=self.epsilon,
-            delta=0.1 / num_examples if self.delta is None else self.delta,
-            sampler=self.sampler,
             bands=self.bands,
         )

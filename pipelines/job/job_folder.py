@@ -2,7 +2,7 @@
 
     OUT/private/job.json     digests of the job; its presence means unfinished
     OUT/private/files/       checksums of finished files, until the manifest is written
-    OUT/private/spill/       the shuffle, until then, unless it is elsewhere
+    OUT/private/spill/       rows between map and reduce, until then, unless elsewhere
     OUT/private/starts       of a shuffle, the ranks that start its steps, until then
     OUT/private/lock         on this machine, locked by the process that writes
 
@@ -342,7 +342,7 @@ def finish_job(
 
     Args:
       batches_id: From ``open_job``.
-      spill: Folder of the shuffle, if it is not in ``out``.
+      spill: Folder of the spill, if it is not in ``out``.
 
     Raises:
       InputError: a file is missing.

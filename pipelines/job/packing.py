@@ -34,7 +34,6 @@ from pipelines.core.batches.manifest import (
     row_bytes,
 )
 from pipelines.core.choices import Choices, PlanSampler, arrange_steps
-from pipelines.files.outputs import Sink
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
 
 _STEP = np.dtype("<u4")
@@ -79,10 +78,15 @@ class Layout:
         return range(first, min(first + self.steps_per_group, self.plan.num_steps))
 
     @property
+    def step_bytes(self) -> int:
+        """Maximum bytes of a step's rows; without a cap the expected bytes."""
+        largest = self.plan.largest_batch_size or self.plan.expected_batch_size
+        return largest * (row_bytes(self.columns) + OVERHEAD_BYTES)
+
+    @property
     def steps_per_unit(self) -> int:
         """Number of consecutive steps in a unit."""
-        fitting = _UNIT_BYTES // (group_bytes(self) // self.steps_per_group or 1)
-        return max(1, min(fitting, self.steps_per_group))
+        return max(1, min(_UNIT_BYTES // self.step_bytes, self.steps_per_group))
 
     @property
     def units_per_group(self) -> int:
@@ -94,17 +98,12 @@ class Layout:
         """Number of units in all groups."""
         return self.num_groups * self.units_per_group
 
-    def group_edges(self) -> np.ndarray:
-        """First step of each group, and the end: int64, shape (num_groups + 1,)."""
-        first = np.arange(self.num_groups) * self.steps_per_group
-        return np.append(first, self.plan.num_steps)
-
     def unit_edges(self) -> np.ndarray:
         """First step of each unit, and the end: int64, shape (num_units + 1,)."""
-        within = np.arange(self.units_per_group) * self.steps_per_unit
-        first = (self.group_edges()[:-1, None] + within).ravel()
+        of_group = np.arange(self.num_groups)[:, None] * self.steps_per_group
+        first = of_group + np.arange(self.units_per_group) * self.steps_per_unit
         end = self.plan.num_steps
-        return np.append(np.minimum(first, end), end)
+        return np.append(np.minimum(first.ravel(), end), end)
 
     def file(self, group: int) -> BatchFile:
         """Name and steps of the file of ``group``."""
@@ -134,7 +133,7 @@ class Layout:
         )
 
 
-def unpack(
+def _unpack(
     pieces: Iterable[bytes], columns: tuple[Column, ...]
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Returns (step, priority, name -> items) of the concatenated pieces.  Sensitive.
@@ -160,7 +159,7 @@ def unpack(
     return step, priority, dict(zip(names, values, strict=True))
 
 
-def split_by_step(step: np.ndarray, edges: np.ndarray) -> list[np.ndarray]:
+def _split_by_step(step: np.ndarray, edges: np.ndarray) -> list[np.ndarray]:
     """Returns, for each range of steps, the indices of its participations.  Sensitive.
 
     Args:
@@ -177,12 +176,12 @@ def split_by_step(step: np.ndarray, edges: np.ndarray) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class PackedRows:
-    """Rows and their participations by range of steps.  Sensitive.
+    """Rows and their participations by unit of steps.  Sensitive.
 
     Attributes:
       columns: Name -> items of the rows.
       chosen: Choices of the rows.
-      parts: For each range of steps, the indices of its participations in ``chosen``.
+      parts: For each unit, the indices of its participations in ``chosen``.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -191,12 +190,12 @@ class PackedRows:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of the piece of each range of steps."""
+        """Bytes of the piece of each unit."""
         row = OVERHEAD_BYTES + sum(items.itemsize for items in self.columns.values())
         return [len(part) * row for part in self.parts]
 
     def piece(self, number: int) -> bytes:
-        """Returns steps, priorities and columns of the rows of a range of steps."""
+        """Returns steps, priorities and columns of the rows of a unit."""
         row, step, priority = (each[self.parts[number]] for each in self.chosen)
         return b"".join(
             [
@@ -222,8 +221,6 @@ def sample_and_pack(
     sampler: PlanSampler,
     blocks: Sequence[Block],
     is_listed: IsListed,
-    *,
-    edges: np.ndarray,
 ) -> PackedRows:
     """Reads blocks and samples the steps of their rows.
 
@@ -232,7 +229,6 @@ def sample_and_pack(
       sampler: Of the plan, with ``KnownInput.data_set_key``.
       blocks: Blocks to read, in order.
       is_listed: As in ``read_block``.
-      edges: Edges of the ranges of steps, as in ``split_by_step``.
 
     Raises:
       InputError: the input has changed.
@@ -241,7 +237,7 @@ def sample_and_pack(
     for block in blocks:
         columns = read_block(block, layout.columns, is_listed)
         tables.append({name: as_items(values) for name, values in columns.items()})
-        row, step, priority = sampler.choose(block.span)
+        row, step, priority = sampler.choose(block)
         chosen.append((row + first, step, priority))
         first += block.num_rows
     row, step, priority = map(_joined, zip(*chosen, strict=True))
@@ -252,7 +248,7 @@ def sample_and_pack(
             for column in layout.columns
         },
         chosen=(row, step, priority),
-        parts=split_by_step(step, edges),
+        parts=_split_by_step(step, layout.unit_edges()),
     )
 
 
@@ -281,12 +277,7 @@ def encode_steps(
     for steps, pieces in units:
         columns, num_rows = _arrange(layout, steps, pieces)
         for step, part, record in _records(layout, steps, columns, num_rows):
-            sink = Sink(write)
-            write_record(sink.write, record)
-            found = RecordChecksum(
-                step=step, part=part, size=sink.size, sha256=sink.sha256
-            )
-            records.append(found)
+            records.append(write_record(write, record, step=step, part=part))
         num_real += sum(num_rows)
     return FileChecksum(num_real=num_real, records=tuple(records))
 
@@ -295,7 +286,7 @@ def _arrange(
     layout: Layout, steps: range, pieces: Iterable[bytes]
 ) -> tuple[dict[str, np.ndarray], list[int]]:
     """Returns the columns of ``steps``, in order, and the number of rows per step."""
-    step, priority, columns = unpack(pieces, layout.columns)
+    step, priority, columns = _unpack(pieces, layout.columns)
     chosen = arrange_steps(step, priority, steps, layout.plan.truncated_batch_size)
     order = np.concatenate(chosen)
     # All rows of the unit are sorted at once, so that batches are slices.
@@ -324,15 +315,3 @@ def _records(
             )
             yield step, part, record
         start = end
-
-
-def group_bytes(layout: Layout) -> int:
-    """Returns the maximum bytes of a group's rows; without a cap the expected bytes."""
-    largest = layout.plan.largest_batch_size or layout.plan.expected_batch_size
-    row = row_bytes(layout.columns) + OVERHEAD_BYTES
-    return layout.steps_per_group * largest * row
-
-
-def unit_bytes(layout: Layout) -> int:
-    """Returns the bytes of a unit's rows, as ``group_bytes`` does for a group."""
-    return group_bytes(layout) // layout.steps_per_group * layout.steps_per_unit

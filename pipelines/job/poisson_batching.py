@@ -40,13 +40,11 @@ from pipelines.files.storage import StrPath, absolute, is_remote, join
 from pipelines.inputs.parquet_blocks import Dataset, know_input, list_blocks
 from pipelines.job import runtime
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.job.do_fns import Secrets
 from pipelines.job.engine_tasks import run_to_end
 from pipelines.job.job_folder import (
     SPILL_NAME,
     STARTS_NAME,
     check_dataset,
-    check_out,
     finish_job,
     lock_job,
     num_steps_written,
@@ -61,7 +59,7 @@ from pipelines.job.sizing import (
     make_layout,
 )
 from pipelines.job.spill import BLOCK_PREFIX, Spill, blocks_per_file
-from pipelines.job.transforms import WriteBatches, check_begin
+from pipelines.job.transforms import Secrets, write_groups
 
 #: Beam's in-process runner, which holds what it groups in memory.
 LOCAL = "FnApiRunner"
@@ -102,12 +100,6 @@ def runner_of(options: PipelineOptions) -> str:
     return name
 
 
-def _run_pipeline(write: WriteBatches, options: PipelineOptions, local: bool) -> None:
-    pipeline = beam.Pipeline(FnApiRunner() if local else None, options=options)
-    _ = pipeline | "WriteBatches" >> write
-    run_to_end(pipeline)
-
-
 def write_batches(
     *,
     dataset: Dataset,
@@ -127,7 +119,7 @@ def write_batches(
       key_file: File of the sampling key; made if missing.  By default in
         ``out``/private, if that is on this machine.
       memory_limit: Memory of this process in bytes; workers of an engine ignore it.
-      scratch: Folder for the shuffle, which every worker reaches; by default in
+      scratch: Folder for the spill, which every worker reaches; by default in
         ``out``/private or, locally with ``out`` in a store, a temporary one.
       options: Beam's options; without a runner, Beam's in-process runner.
 
@@ -146,20 +138,22 @@ def write_batches(
         with lock_job(root):
             if pending := pending_groups(root, layout):
                 secrets = _secrets(layout, dataset, root, key_path)
-                shuffle = (
-                    _local_shuffle(folder, threads)
+                opened = (
+                    _local_spill(folder, threads)
                     if local
                     else contextlib.nullcontext(shared_spill(folder, layout, dataset))
                 )
                 with (
-                    shuffle as spill,
+                    opened as spill,
                     _progress(layout, dataset, root, pending, spill, local),
                 ):
-                    write = WriteBatches(
-                        layout, root, secrets, dataset=dataset,
-                        groups=pending, spill=spill,
+                    runner = FnApiRunner() if local else None
+                    pipeline = beam.Pipeline(runner, options=options)
+                    write_groups(
+                        pipeline, layout, root, secrets, dataset=dataset,
+                        spill=spill, groups=pending,
                     )  # fmt: skip
-                    _run_pipeline(write, options, local)
+                    run_to_end(pipeline)
             return finish_job(root, layout, dataset, batches_id, folder)
     except OSError as error:
         raise storage_error(error) from error
@@ -194,7 +188,7 @@ def _progress(
 
 
 def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
-    """Returns the folder for shuffles; jobs share it, unless it is ``out``.
+    """Returns the folder for spills; jobs share it, unless it is ``out``.
 
     Args:
       out: Folder of the job.
@@ -215,7 +209,7 @@ def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
 
 
 def _spill_folder(out: str, place: str, batches_id: str) -> str:
-    """Returns the folder of a job's shuffle, the same when the job is resumed.
+    """Returns the folder of a job's spill, the same when the job is resumed.
 
     Raises:
       InputError: another user, who may know the public ``batches_id``, has made it.
@@ -233,12 +227,12 @@ def _own_folder(folder: str) -> None:
 
 
 def shared_spill(folder: str, layout: Layout, dataset: Dataset) -> Spill:
-    """Makes a folder for the shuffle of several workers.
+    """Makes a folder for the spill of several workers.
 
     Its files are flushed to the disk, so that they are complete after a power loss.
 
     Args:
-      folder: Folder of the job's shuffle.
+      folder: Folder of the job's spill.
       layout: Layout of the job.
       dataset: Input of the job.
     """
@@ -251,8 +245,8 @@ def shared_spill(folder: str, layout: Layout, dataset: Dataset) -> Spill:
 
 
 @contextlib.contextmanager
-def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
-    """Makes and locks the folder of the local shuffle; removes files of other boots.
+def _local_spill(folder: str, num_threads: int) -> Iterator[Spill]:
+    """Makes and locks the folder of a local spill; removes files of other boots.
 
     Raises:
       InputError: another process has the lock, or the folder belongs to another user.
@@ -292,8 +286,7 @@ def _secrets(layout: Layout, dataset: Dataset, out: str, key_file: str) -> Secre
             yield found
 
     with ThreadPoolExecutor(num_threads) as pool:
-        blocks = [block.span for block in dataset.blocks]
-        sampler = make_sampler(layout.plan, key, blocks, run)
+        sampler = make_sampler(layout.plan, key, dataset.blocks, run)
     path = join(out, PRIVATE_NAME, STARTS_NAME)
     starts = np.array(sampler.starts, "<u8").tobytes()
     storage.write_atomically(path, starts, mode=0o600)
@@ -311,22 +304,10 @@ def make_batches(source: str, out: str, settings: BatchSettings) -> Manifest:
     Raises:
       InputError: before any work, for anything that the user can fix.
     """
-    dataset, layout = open_input(source, out, settings)
-    return write_batches(dataset=dataset, layout=layout, out=out)
-
-
-def open_input(
-    source: str, out: str, settings: BatchSettings
-) -> tuple[Dataset, Layout]:
-    """Returns a data set and the layout of its batches.
-
-    Arguments as for ``make_batches``, which raises the same errors.
-    """
     dataset = list_blocks(source)
     plan = settings.plan(dataset.num_examples)
     layout = make_layout(plan, dataset, settings.physical_batch_size)
-    check_out(out)
-    return dataset, layout
+    return write_batches(dataset=dataset, layout=layout, out=out)
 
 
 @beam.typehints.with_output_types(str)
@@ -385,17 +366,22 @@ class PoissonBatches(beam.PTransform):
           InputError: there is a step before, or the folder, the key or the options of
             the pipeline are refused.
         """
-        check_begin(begin)
+        if not isinstance(begin, beam.pvalue.PBegin):
+            raise InputError(
+                "Expected no step before the batches: they read the data set "
+                "themselves. Write `pipeline | PoissonBatches(plan, dataset, ...)`."
+            )
         runner_of(begin.pipeline.options)  # refuses runners that may lose elements
         key_file, _ = self._open()
         folder = join(self._out, PRIVATE_NAME, SPILL_NAME)
-        return begin | "WriteBatches" >> WriteBatches(
+        return write_groups(
+            begin,
             self._layout,
             self._out,
             Secrets(key_file=key_file),
             dataset=self._dataset,
-            groups=pending_groups(self._out, self._layout),
             spill=shared_spill(folder, self._layout, self._dataset),
+            groups=pending_groups(self._out, self._layout),
         )
 
     def finish(self) -> Manifest:

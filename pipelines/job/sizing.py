@@ -19,7 +19,7 @@ from pipelines.core.batches.manifest import record_bytes, row_bytes
 from pipelines.core.choices import bucket_bits, check_assigned
 from pipelines.core.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job.packing import OVERHEAD_BYTES, Layout, unit_bytes
+from pipelines.job.packing import OVERHEAD_BYTES, Layout
 from pipelines.job.spill import file_bytes
 
 #: Maximum rows and bytes of a record by default: a small step is one record, and
@@ -37,7 +37,7 @@ _MOST_GROUPS = 4096
 _BASE_BYTES = 512 << 20
 _COPIES = 6
 _PARTICIPATION_BYTES = 96
-#: Memory of a worker per byte of a file of a shuffle: read, gathered, written.
+#: Memory of a worker per byte of a file of the spill: read, gathered, written.
 _FILE_COPIES = 3
 #: Bytes per bucket of ranks, and per kept rank, of a search for a shuffle's order.
 _BUCKET_BYTES, _RANK_BYTES = 48, 96
@@ -117,13 +117,13 @@ def estimate(layout: Layout) -> Estimate:
 def worker_bytes(layout: Layout, dataset: Dataset, *, is_shared: bool = False) -> int:
     """Returns the memory in bytes that a Python worker of an engine needs.
 
-    It holds one block, one file of a shuffle, or one unit of steps at a time, whatever
+    It holds one block, one file of the spill, or one unit of steps at a time, whatever
     the size of the data.
 
     Args:
       layout: Layout of the job.
       dataset: Input of the job.
-      is_shared: Whether several blocks share a file of the shuffle.
+      is_shared: Whether several blocks share a file of the spill.
     """
     file = _FILE_COPIES * file_bytes(layout) if is_shared else 0
     work = max(file, _work_bytes(layout, dataset))
@@ -147,7 +147,7 @@ def _work_bytes(layout: Layout, dataset: Dataset) -> int:
     row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
     # Padding can make a record longer than the rows of a unit.
     record = record_bytes(layout.columns, layout.physical_batch_size)
-    largest = _COPIES * max(unit_bytes(layout), record)
+    largest = _COPIES * max(layout.step_bytes * layout.steps_per_unit, record)
     return max(math.ceil(largest_block * row), largest)
 
 

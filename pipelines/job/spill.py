@@ -1,11 +1,8 @@
-"""A shuffle through files, each indexed by units of steps.
+"""Rows between map and reduce, in files that are indexed by units of steps.
 
 The map step writes the pieces of some blocks for each unit into one file, and the
 reduce step reads its slices.  Memory then depends on the size of a block and of a
-slice, never on that of the data.  An engine that shuffles rows itself holds more:
-Beam's local runner all that it groups, at about six times its size; Flink the values of
-a key; and Beam's Java modules, between a Python worker and Flink or Spark, the output
-of a whole bundle, which is a worker's share of the data.
+slice, never on that of the data.
 
     block-<ordinal>       ordinal of its first block; holds an index, then the slices
     index                 num_slices + 1 offsets (int64)
@@ -15,7 +12,7 @@ milliseconds: few large requests are fastest, so that blocks share files.
 
 Formal guarantees:
   - A file under its final name is complete; a resumed job reads it, not the blocks.
-  - ``read_slice`` and ``SliceReader`` return exactly the bytes that were written.
+  - ``SliceReader`` returns exactly the bytes that were written.
   - In a store a slice is one request, once the index of its file has been read.
   - ``blocks_per_file`` depends only on the layout and on the row groups, never on the
     engine.  Every block is in one file.
@@ -51,7 +48,7 @@ BLOCK_PREFIX = "block-"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spill:
-    """A shuffle through files.
+    """Where rows wait between map and reduce.
 
     Attributes:
       folder: Existing folder, on this machine or where every worker reaches it.
@@ -112,44 +109,37 @@ def is_written(path: StrPath) -> bool:
     return np.frombuffer(last, _OFFSET).item() == found
 
 
-def read_slice(path: StrPath, number: int) -> bytes:
-    """Returns a slice of a file.
-
-    Args:
-      path: Path of a file that ``write_spill`` wrote.
-      number: Number of the slice.
-
-    Raises:
-      OSError: the file is missing or too short.
-    """
-    edges = read_range(path, number * _OFFSET.itemsize, 2 * _OFFSET.itemsize)
-    start, end = np.frombuffer(edges, _OFFSET).tolist()
-    return read_range(path, start, end - start)
-
-
 class SliceReader:
     """Reads slices; from a store each index once.
 
     It is thread-safe.
 
     Args:
-      folder: Folder of the files.
       num_slices: Number of slices in every file.
     """
 
-    def __init__(self, folder: StrPath, num_slices: int) -> None:
-        self._is_remote = is_remote(folder)
+    def __init__(self, num_slices: int) -> None:
         self._index_bytes = (num_slices + 1) * _OFFSET.itemsize
-        self._edges: dict[str, np.ndarray] = {}
+        self._indices: dict[str, bytes] = {}
 
     def read(self, path: str, number: int) -> bytes:
-        """Returns a slice of a file in the folder: see ``read_slice``."""
-        if not self._is_remote:
-            return read_slice(path, number)
-        if path not in self._edges:
-            index = read_range(path, 0, self._index_bytes)
-            self._edges[path] = np.frombuffer(index, _OFFSET)
-        start, end = self._edges[path][number : number + 2].tolist()
+        """Returns a slice of a file.
+
+        Args:
+          path: Path of a file that ``write_spill`` wrote.
+          number: Number of the slice.
+
+        Raises:
+          OSError: the file is missing or too short.
+        """
+        at, size = number * _OFFSET.itemsize, 2 * _OFFSET.itemsize
+        if is_remote(path):
+            if path not in self._indices:
+                self._indices[path] = read_range(path, 0, self._index_bytes)
+            edges = self._indices[path][at : at + size]
+        else:
+            edges = read_range(path, at, size)
+        start, end = np.frombuffer(edges, _OFFSET).tolist()
         return read_range(path, start, end - start)
 
 

@@ -60,6 +60,8 @@ from pipelines.tables.schema import Schema
 DEFAULT_ROW_GROUP_ROWS = 131_072
 #: Maximum bytes of a row group.
 ROW_GROUP_BYTES = 64 << 20
+#: About 4 million rows, 200 MB, per file of Criteo's data.
+ROW_GROUPS_PER_FILE = 32
 
 
 def open_writer(where: Any, schema: pa.Schema) -> pq.ParquetWriter:
@@ -101,7 +103,7 @@ class Pieces:
       prefix: Of their names.
       schema: Schema of the files.
       num_rows: Rows of a row group.
-      num_groups: Row groups of a file.
+      num_groups: Row groups of a file, at most.
       or_empty: Whether there is a file also of no rows.
     """
 
@@ -111,7 +113,7 @@ class Pieces:
         prefix: str,
         schema: pa.Schema,
         num_rows: int,
-        num_groups: int,
+        num_groups: int = ROW_GROUPS_PER_FILE,
         *,
         or_empty: bool = False,
     ) -> None:
@@ -346,8 +348,9 @@ def described(columns: Mapping[str, np.ndarray], path: str) -> Dataset:
     num_rows = len(next(iter(columns.values())))
     name = pathlib.PurePath(path).name
     block = Block(
-        path=path, name=name, row_group=0, num_rows=num_rows, first_row=0, ordinal=0
-    )
+        path=path, label=f"{name}#0", row_group=0, num_rows=num_rows, first_row=0,
+        ordinal=0,
+    )  # fmt: skip
     return Dataset(
         columns=tuple(
             Column(name=name, dtype=values.dtype.name, shape=values.shape[1:])

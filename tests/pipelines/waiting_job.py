@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 _WAITING = """
 import os, threading
 import dpsgd.command_line
-from pipelines.job import engine_tasks
-from pipelines.job import do_fns
+from pipelines.job import engine_tasks, transforms
 
-cancel, write_spill = engine_tasks._cancel, do_fns.write_spill
+cancel, write_spill = engine_tasks._cancel, transforms.write_spill
 cancelled = threading.Event()
 
 def cancel_and_go_on(jobs):
@@ -28,7 +27,7 @@ def write_and_wait(*arguments, **options):
     cancelled.wait()
 
 engine_tasks._cancel = cancel_and_go_on
-do_fns.write_spill = write_and_wait
+transforms.write_spill = write_and_wait
 dpsgd.command_line.main()
 """
 

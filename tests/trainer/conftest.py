@@ -26,10 +26,8 @@ from pipelines.core.batches.manifest import (
     Column,
     FileChecksum,
     Manifest,
-    RecordChecksum,
 )
 from pipelines.core.users import BOUNDED
-from pipelines.files.outputs import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.inputs.source_table import (
     FOOTERS,
@@ -106,10 +104,7 @@ def _write_file(
     """Writes the records of a file, and returns its checksum."""
     buffer, sums = io.BytesIO(), []
     for step, part, record in records:
-        sink = Sink(buffer.write)
-        write_record(sink.write, record)
-        found = {"size": sink.size, "sha256": sink.sha256}
-        sums.append(RecordChecksum(step=step, part=part, **found))
+        sums.append(write_record(buffer.write, record, step=step, part=part))
     path.write_bytes(buffer.getvalue())
     return FileChecksum(num_real=num_real, records=tuple(sums))
 

@@ -27,6 +27,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ from google.protobuf import (
 from google.protobuf.message import DecodeError
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.manifest import Column
+from pipelines.core.batches.manifest import Column, RecordChecksum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,17 +162,24 @@ def _masked_crc(data: bytes | memoryview) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def write_record(write: Callable[[bytes], object], record: bytes) -> None:
-    """Writes a record in TFRecord framing.
+def write_record(
+    write: Callable[[bytes], object], record: bytes, *, step: int, part: int
+) -> RecordChecksum:
+    """Writes a record in TFRecord framing, and returns its checksum.
 
     Args:
       write: Appends bytes to a file; called several times.
       record: Contents of the record.
+      step: Step of the record.
+      part: Index of the record within the step.
     """
-    length = _LENGTH.pack(len(record))
-    write(length + _CRC.pack(_masked_crc(length)))
-    write(record)
-    write(_CRC.pack(_masked_crc(record)))
+    length, digest = _LENGTH.pack(len(record)), hashlib.sha256()
+    head, end = length + _CRC.pack(_masked_crc(length)), _CRC.pack(_masked_crc(record))
+    for piece in (head, record, end):
+        write(piece)
+        digest.update(piece)
+    size = len(head) + len(record) + len(end)
+    return RecordChecksum(step=step, part=part, size=size, sha256=digest.hexdigest())
 
 
 def iterate_records(data: bytes | memoryview) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ Public: the manifest.  Sensitive: every yielded batch.
 
 Of several workers, part p of a step belongs to worker p mod W.  Formal guarantees of
 the ranges of bytes that each reads:
-  - ``ranges`` of all workers hold each record of the wanted steps once, in step order
+  - ``ranges_of`` all workers hold each record of the wanted steps once, in step order
     for each of them, and no other byte.
   - Checksums that do not name each step and part of a file once and in order are
     refused.
@@ -118,26 +118,6 @@ class Range:
     records: list[RecordChecksum]
 
 
-def ranges(
-    manifest: Manifest, checksums: Checksums, share: Share, first_step: int
-) -> Iterator[Range]:
-    """Yields the ranges that a worker reads, in step order.
-
-    Args:
-      manifest: Manifest of the batches.
-      checksums: Their checksums.
-      share: The parts of the worker.
-      first_step: First step to read.
-
-    Raises:
-      InputError: checksums without each step and part once.
-    """
-    for file in manifest.files:
-        if file.first_step + file.num_steps > first_step:
-            checksum = checksums.of_file(file)
-            yield from ranges_of(file, manifest, checksum, share, first_step)
-
-
 def ranges_of(
     file: BatchFile,
     manifest: Manifest,
@@ -147,11 +127,15 @@ def ranges_of(
 ) -> list[Range]:
     """Returns a worker's ranges of a file: adjacent records together.
 
-    Other arguments, and errors, as for ``ranges``.
-
     Args:
       file: File of the manifest.
-      checksum: Its checksums.
+      manifest: Manifest of the batches.
+      checksum: Checksums of the file.
+      share: The parts of the worker.
+      first_step: First step to read.
+
+    Raises:
+      InputError: checksums without each step and part once.
     """
     _check_order(file, checksum, manifest.parts_per_step)
     found: list[Range] = []
@@ -229,7 +213,14 @@ def read_records(
     def checked(found: Range) -> tuple[Range, list[memoryview]]:
         return found, _checked(found, read)
 
-    wanted = ranges(manifest, checksums, share, first_step)
+    wanted = (
+        found
+        for file in manifest.files
+        if file.first_step + file.num_steps > first_step
+        for found in ranges_of(
+            file, manifest, checksums.of_file(file), share, first_step
+        )
+    )
     with (
         ThreadPoolExecutor(ahead) as pool,
         contextlib.closing(in_order(pool, checked, wanted, ahead + 1)) as all_read,

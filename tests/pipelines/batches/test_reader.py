@@ -22,7 +22,6 @@ from pipelines.batches.folder import (
     write_manifest,
 )
 from pipelines.batches.verify import verify
-from pipelines.core.batches import manifest as manifests
 from pipelines.core.batches.batch_format import (
     PhysicalBatch,
     decode_batch,
@@ -32,7 +31,6 @@ from pipelines.core.batches.batch_format import (
 )
 from pipelines.core.batches.manifest import Manifest, RecordChecksum
 from pipelines.core.batches.reader import ALL, Share
-from pipelines.files.outputs import Sink
 from tests.trainer.conftest import SEAL_KEY, make_rows, write_batches
 
 Fault = Callable[[pathlib.Path], None]
@@ -166,11 +164,9 @@ def _rewrite(folder: pathlib.Path, edit: Callable[[list[bytes]], list[bytes]]) -
             break
     file, sums = io.BytesIO(), list[RecordChecksum]()
     for record in records:
-        sink = Sink(file.write)
-        write_record(sink.write, record)
         batch = decode_batch(record, manifest.columns, manifest.physical_batch_size)
         named = {"step": batch.step, "part": batch.part}
-        sums.append(RecordChecksum(**named, size=sink.size, sha256=sink.sha256))
+        sums.append(write_record(file.write, record, **named))
     path.write_bytes(file.getvalue())
     change(folder, path.name, tuple(sums))
 
@@ -188,25 +184,12 @@ def skip_a_step(folder: pathlib.Path) -> None:
     _rewrite(folder, lambda records: records[2:])
 
 
-def repeat_a_step(folder: pathlib.Path) -> None:
-    _rewrite(folder, lambda records: records[:2] + records)
-
-
-def reorder_steps(folder: pathlib.Path) -> None:
-    _rewrite(folder, lambda records: records[2:] + records[:2])
-
-
 def drop_a_part(folder: pathlib.Path) -> None:
     _rewrite(folder, lambda records: records[:1] + records[2:])
 
 
 def drop_the_end(folder: pathlib.Path) -> None:
     _rewrite(folder, lambda records: records[:-1])
-
-
-def append_a_step(folder: pathlib.Path) -> None:
-    extra = list(iterate_records(files_of(folder)[3].read_bytes()))[:2]
-    _rewrite(folder, lambda records: records + extra)
 
 
 def weigh_padding(folder: pathlib.Path) -> None:
@@ -250,11 +233,8 @@ FAULTS: list[tuple[Fault, str]] = [
     (drop_checksums, "Without it the batches cannot be verified"),
     (drop_manifest, "run `dpsgd batches` to the end"),
     (skip_a_step, IN_ORDER),
-    (repeat_a_step, IN_ORDER),
-    (reorder_steps, IN_ORDER),
     (drop_a_part, IN_ORDER),
     (drop_the_end, "to end with step"),
-    (append_a_step, IN_ORDER),
 ]
 
 
@@ -397,11 +377,3 @@ def test_malformed_checksums_are_refused_in_one_line(
     with pytest.raises(InputError, match="to hold checksums") as error:
         read_batches(batches)
     assert "\n" not in str(error.value)
-
-
-def test_a_record_checksum_round_trips() -> None:
-    found = RecordChecksum(step=3, part=1, size=9, sha256="a" * 64)
-    assert manifests.parse_record_checksum(str(found)) == found
-    for text in ("", "1 2 3", f"-1 2 3 {'a' * 64}", f"1 2 3 {'g' * 64}"):
-        with pytest.raises(ValueError, match="step, part, size"):
-            manifests.parse_record_checksum(text)

@@ -79,14 +79,6 @@ def test_a_later_start_reads_no_earlier_step(
     assert sum(bytes_asked(s3_requests).values()) == sum(later)
 
 
-def test_a_store_that_fails_for_a_while_is_asked_again(
-    batches: pathlib.Path, stored: str, s3_requests: S3Requests
-) -> None:
-    wanted = list(map(held, read_batches(batches)))
-    s3_requests.busy(3, ".tfrecord")
-    assert list(map(held, read_batches(stored))) == wanted
-
-
 def test_a_store_that_goes_on_failing_ends_in_one_line_with_the_remedy(
     stored: str, s3_requests: S3Requests
 ) -> None:

@@ -27,7 +27,7 @@ IMAGE = Column(name="image", dtype="float32", shape=(224, 224, 3))
 
 def dataset(*columns: Column, num_rows: int = 1_000_000) -> Dataset:
     block = Block(
-        path="a", name="a", row_group=0, num_rows=num_rows, first_row=0, ordinal=0
+        path="a", label="a#0", row_group=0, num_rows=num_rows, first_row=0, ordinal=0
     )
     nothing: Any = {"description": {}, "files": {}, "footers": {}}
     return Dataset(columns=columns, blocks=(block,), **nothing)

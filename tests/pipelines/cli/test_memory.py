@@ -33,7 +33,7 @@ def fails(*_: Any, **__: Any) -> None:
     [
         ("schema t.parquet --out s", "pipelines.cli.data_body.schema"),
         ("prepare --schema t.toml", "pipelines.tables.reading.relation_of"),
-        (_BATCHES, "pipelines.job.do_fns.SpillBlocksFn._pack"),
+        (_BATCHES, "pipelines.job.transforms.sample_and_pack"),
         (f"{_BATCHES} --dry-run", "pipelines.cli.batch_body._summary"),
     ],
 )

@@ -42,7 +42,7 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(preparation._Job, "convert", read)
     monkeypatch.setattr("pipelines.tables.synthetic.synthetic_rows", read)
-    monkeypatch.setattr("pipelines.job.poisson_batching._run_pipeline", read)
+    monkeypatch.setattr("pipelines.job.poisson_batching.run_to_end", read)
 
 
 @pytest.mark.usefixtures("never_read")

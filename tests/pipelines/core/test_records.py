@@ -32,7 +32,7 @@ def test_equal_rows_have_the_bytes_of_the_batch_job(count: int, step: int) -> No
     }
     written = bytearray()
     record = encode_batch(values, step=step, part=count, physical_batch_size=7)
-    write_record(written.extend, record)
+    write_record(written.extend, record, step=step, part=count)
     flat = [
         np.ascontiguousarray(values[column.name])
         .view(np.uint8)

@@ -40,21 +40,6 @@ def test_blocks_are_listed_in_order(input_folder: pathlib.Path) -> None:
     assert list_blocks(str(input_folder / "part-0.parquet")).num_examples == 60
 
 
-def test_rows_are_read_bit_for_bit(input_folder: pathlib.Path) -> None:
-    dataset = list_blocks(str(input_folder))
-    blocks = [read_block(b, dataset.columns, dataset.is_listed) for b in dataset.blocks]
-    rows = {name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]}
-    ids = np.arange(100)
-    assert (rows["id"] == ids).all()
-    assert (rows["pair"] == np.stack([ids, ids], 1) / 2).all()
-    assert (rows["label"] == ids % 2).all()
-    assert [str(values.dtype) for values in rows.values()] == [
-        "int64",
-        "float32",
-        "int8",
-    ]
-
-
 def test_special_values_and_shapes_survive() -> None:
     table = pa.table(
         {

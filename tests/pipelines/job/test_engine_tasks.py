@@ -7,17 +7,16 @@ import os
 import pathlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
 
 from accounting.core.validation import InputError
 from pipelines.files.processes import StoppedError, stoppable
-from pipelines.job import engine_tasks, runtime
+from pipelines.job import engine_tasks
 from pipelines.job.runtime import StorageError
 from tests.pipelines.conftest import Command, write_table
 
@@ -155,38 +154,3 @@ def test_a_signal_cancels_the_job_of_an_engine(
     with pytest.raises(StoppedError), stoppable():
         engine_tasks.run_to_end(engine)
     assert "cancel" in engine.calls
-
-
-# What Beam would copy if they were in a closure.
-_BEGUN: list[int] = []
-_ENDING = threading.Event()
-
-
-def long_block(number: int) -> Iterator[int]:
-    """Gets the signal, and works on until the main thread has raised what it raises."""
-    from tests.pipelines.job import (
-        test_engine_tasks as this,  # as it is here, not as pickled
-    )
-
-    assert threading.current_thread() is not threading.main_thread()
-    this._BEGUN.append(number)
-    os.kill(os.getpid(), number)
-    assert this._ENDING.wait(600)
-    runtime.advance("blocks")
-    yield number
-
-
-def test_a_signal_ends_beams_local_runner_at_its_next_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What the signal raises is raised outside of Beam, which ends in order.
-
-    What has begun goes on once its job is cancelled.
-    """
-    monkeypatch.setattr(engine_tasks, "_cancel", lambda _: _ENDING.set())
-    pipeline, number = beam.Pipeline(FnApiRunner()), signal.SIGINT
-    _ = pipeline | beam.Create([number] * 3) | beam.FlatMap(long_block)
-    with pytest.raises(StoppedError) as error, stoppable("go on so"):
-        engine_tasks.run_to_end(pipeline)
-    assert str(error.value) == "go on so"
-    assert [number] == _BEGUN

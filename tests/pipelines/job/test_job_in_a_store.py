@@ -155,14 +155,14 @@ def test_a_folder_for_the_shuffle_is_one_users_and_one_jobs(
     def refused(path: pathlib.Path, message: str) -> None:
         with (
             pytest.raises(InputError, match=message),
-            poisson_batching._local_shuffle(str(path), 1),
+            poisson_batching._local_spill(str(path), 1),
         ):
             pass
 
     (tmp_path / "target").mkdir()
     link.symlink_to(tmp_path / "target")
     refused(link, "of this user")
-    with poisson_batching._local_shuffle(str(mine), 1) as spill:
+    with poisson_batching._local_spill(str(mine), 1) as spill:
         assert stat.S_IMODE(mine.stat().st_mode) == 0o700
         assert pathlib.Path(spill.folder).parent == mine
         refused(mine, "no other job")

@@ -1,4 +1,4 @@
-"""WriteBatches and PoissonBatches in pipelines of users, and pipelines/README.md."""
+"""PoissonBatches in pipelines of users, and pipelines/README.md."""
 
 from __future__ import annotations
 

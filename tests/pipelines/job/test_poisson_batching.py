@@ -48,7 +48,7 @@ def test_every_step_is_written_also_when_no_example_chose_it(
 
 def test_no_element_is_lost_or_counted_twice() -> None:
     ordinals = list(range(5))
-    gather = transforms._AwaitFn(range(5), (0, 2))
+    gather = transforms._AwaitFn(5, (0, 2))
     for named in (ordinals[1:], ordinals[:-1], [*ordinals, 2], [0] * 5):
         with pytest.raises(InputError, match="loses and repeats nothing"):
             list(gather.process((0, named)))

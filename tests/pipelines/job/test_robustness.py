@@ -34,7 +34,7 @@ from pipelines.core.choices import PlanSampler
 from pipelines.files.key_sources import read_key_file
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.parquet_blocks import know_input
-from pipelines.job import do_fns, packing, poisson_batching, transforms
+from pipelines.job import packing, poisson_batching, transforms
 from pipelines.job.job_folder import finish_job
 from pipelines.job.spill import Spill
 from tests.pipelines.conftest import Command, SmallJobs, contents
@@ -140,7 +140,7 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
         return wrapped
 
     for name in ("write_atomically", "write_spill"):
-        patch.setattr(do_fns, name, dying(getattr(do_fns, name)))
+        patch.setattr(transforms, name, dying(getattr(transforms, name)))
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,12 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     folder, size = out / "private" / "spill", blocks_per_file
     folder.mkdir(mode=0o700)
     spill = Spill(folder=str(folder), num_threads=2, blocks_per_file=size)
-    sample = do_fns.SpillBlocksFn(layout, secrets, known, spill)
+    sample = transforms.SpillBlocksFn(layout, secrets, known, spill)
     files = [tuple(blocks[at : at + size]) for at in range(0, len(blocks), size)]
     done = chaos.shuffle(chaos.run(sample, files))
-    gather = transforms._AwaitFn(range(len(blocks)), groups)
+    gather = transforms._AwaitFn(len(blocks), groups)
     elements: list[Any] = chaos.run(gather, done)
-    write = do_fns.WriteSpilledFn(layout, str(out), len(blocks), spill)
+    write = transforms.WriteSpilledFn(layout, str(out), len(blocks), spill)
     names = chaos.run(write, elements)
     assert sorted(names) == [layout.file(group).name for group in groups]
     # 10 bundles or more, twice, with three chances of 15 % or more in each attempt.
@@ -226,8 +226,8 @@ def lose(path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "fault", "message"),
     [
-        (do_fns, "write_spill", no_space, "No space left"),
-        (do_fns, "write_atomically", no_space, "No space left"),
+        (transforms, "write_spill", no_space, "No space left"),
+        (transforms, "write_atomically", no_space, "No space left"),
         (PlanSampler, "choose", quoting_a_row, "ValueError"),
         (packing, "encode_batch", quoting_a_row, "ValueError"),
         (packing, "read_block", before_reading(lose), "to be readable"),

@@ -49,7 +49,7 @@ def golden_rows() -> dict[str, np.ndarray]:
 def framed(*records: bytes) -> bytes:
     file = io.BytesIO()
     for record in records:
-        write_record(file.write, record)
+        write_record(file.write, record, step=0, part=0)
     return file.getvalue()
 
 
