@@ -1,7 +1,10 @@
 """Secret keys in files, in stores, and in Google's Secret Manager.
 
-Formal guarantees, beside those of ``pipelines.core.keys``:
-  - In a store, its access rules decide who can read a key.
+Formal guarantees:
+  - A new key is in a file of mode 0600 that did not exist before; a half-written key is
+    never visible under its final name.
+  - A key file of this machine that others can read is refused, as is anything that does
+    not hold exactly one key.  In a store, its access rules decide who can read a key.
 
 Sensitive: keys; no message holds them.
 """
@@ -9,12 +12,12 @@ Sensitive: keys; no message holds them.
 from __future__ import annotations
 
 import errno
+import os
+import stat
 
 from accounting.core.validation import InputError
-from pipelines.core import keys
-from pipelines.core.keys import create_key_file as create_key_file
-from pipelines.core.keys import derive
-from pipelines.files.storage import StrPath, is_remote, read_bytes
+from pipelines.core.keys import KEY_BYTES, derive, new_key
+from pipelines.files.storage import StrPath, create, is_remote, make_folder, read_bytes
 
 #: Prefix of keys in Google's Secret Manager, before
 #: projects/NAME/secrets/NAME/versions/NUMBER.
@@ -24,6 +27,23 @@ SECRET_MANAGER = "secretmanager://"
 def insecure_key(seed: int) -> bytes:
     """Returns a key for tests, derived from a number that anyone can guess."""
     return derive(b"insecure", "seed", seed)
+
+
+def create_key_file(path: StrPath) -> bytes:
+    """Makes a key, saves it in a file of this machine, and returns it.
+
+    A missing folder is made, with access only for its owner.
+
+    Raises:
+      InputError: ``path`` exists already.
+    """
+    make_folder(os.path.dirname(os.path.abspath(path)))
+    key = new_key()
+    if not create(path, f"{key.hex()}\n".encode(), mode=0o600):
+        raise InputError(
+            f"Expected key file {path} not to exist. Read it, or choose another path."
+        )
+    return key
 
 
 def _managed(version: str) -> bytes:
@@ -48,7 +68,18 @@ def _text(location: str) -> bytes:
         return _managed(location.removeprefix(SECRET_MANAGER))
     if is_remote(location):
         return read_bytes(location)
-    return keys.private_text(location)
+    mode = os.stat(location).st_mode
+    if not stat.S_ISREG(mode):  # a pipe would wait for a writer
+        raise InputError(
+            f"Expected key file {location} to be a file; it is a folder, a pipe or a "
+            "device. Write the key into a file of mode 0600, and name that."
+        )
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InputError(
+            f"Expected key file {location} mode {stat.S_IMODE(mode):04o} to be 0600. "
+            f"Others can read it; run `chmod 600 {location}`, or make a new key."
+        )
+    return read_bytes(location)
 
 
 def read_key_file(path: StrPath) -> bytes:
@@ -57,7 +88,22 @@ def read_key_file(path: StrPath) -> bytes:
     Raises:
       InputError: the file is missing, readable by others, or does not hold one key.
     """
-    return keys.read_key_file(path, _text)
+    location = os.fspath(path)
+    try:
+        text = _text(location).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"Expected key file {location} to be readable: {type(error).__name__}."
+        ) from None
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise InputError(
+            f"Expected key file {location} to hold {2 * KEY_BYTES} hexadecimal digits."
+        )
+    return key
 
 
 def read_or_create_key_file(path: StrPath) -> bytes:
@@ -67,6 +113,6 @@ def read_or_create_key_file(path: StrPath) -> bytes:
       InputError: ``read_key_file`` refuses the file, or it is missing in a store, where
         two jobs could make it at once.
     """
-    if is_remote(path):
+    if is_remote(path) or os.path.lexists(path):
         return read_key_file(path)
-    return keys.read_or_create_key_file(path)
+    return create_key_file(path)

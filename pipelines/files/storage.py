@@ -313,23 +313,14 @@ def delete_folder(path: StrPath) -> None:
         _ask(root, lambda files: files.rm(root, recursive=True))
 
 
-def read_known(path: StrPath, *, remedy: str = "") -> bytes:
-    """Returns the contents of a file that should be there.
+def read_json(path: StrPath, *, remedy: str = "") -> Any:
+    """Returns the JSON value in a file.
 
     Args:
       path: Path of the file.
       remedy: What the user can do if it is missing.
 
     Raises:
-      InputError: missing, or no access.
-    """
-    return local_files.read_known(path, remedy=remedy, read=read_bytes)
-
-
-def read_json(path: StrPath, *, remedy: str = "") -> Any:
-    """Returns the JSON value in a file; arguments as for ``read_known``.
-
-    Raises:
-      InputError: as ``read_known``, or not JSON.
+      InputError: missing, no access, or not JSON.
     """
     return local_files.read_json(path, remedy=remedy, read=read_bytes)

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from accounting.core.validation import InputError
 from pipelines.core.files.local_files import StrPath
@@ -29,21 +30,11 @@ def in_use(out: StrPath) -> InputError:
     )
 
 
-def lock_file(path: StrPath, out: StrPath, *, mode: int = 0o600) -> int:
-    """Locks a file, made if missing; returns its descriptor, which has the lock.
-
-    Args:
-      path: Path of the file, in an existing folder of this machine.
-      out: What the lock protects, for messages.
-      mode: Permissions of a new file, before the umask.
-
-    Raises:
-      InputError: another process has the lock, or the file system has no locks.
-      OSError: the file cannot be made.
-    """
+def _lock_file(path: StrPath, out: StrPath) -> int:
+    """Locks a file, made if missing; returns its descriptor, which has the lock."""
     while True:
         # Open for writing: NFS gives no other lock.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             _lock(descriptor, out)
             if _is_at(descriptor, path):
@@ -75,8 +66,7 @@ def _is_at(descriptor: int, path: StrPath) -> bool:
     return os.path.samestat(found, os.fstat(descriptor))
 
 
-@contextlib.contextmanager
-def locked(folder: StrPath, out: StrPath) -> Iterator[None]:
+def locked(folder: StrPath, out: StrPath) -> AbstractContextManager[None]:
     """Locks a folder until the context or the process ends.
 
     Args:
@@ -84,26 +74,24 @@ def locked(folder: StrPath, out: StrPath) -> Iterator[None]:
       out: What the lock protects, for messages.
 
     Raises:
-      InputError, OSError: as ``lock_file``.
+      InputError: another process has the lock, or the file system has no locks.
+      OSError: the file cannot be made.
     """
-    with _held(os.path.join(folder, LOCK_NAME), out):
-        yield
+    return _held(os.path.join(folder, LOCK_NAME), out)
 
 
-@contextlib.contextmanager
-def locked_beside(path: StrPath) -> Iterator[None]:
+def locked_beside(path: StrPath) -> AbstractContextManager[None]:
     """Locks a file that is to be replaced, by ``path.lock`` until the context ends.
 
     Raises:
-      InputError, OSError: as ``lock_file``, before anything else.
+      InputError, OSError: as ``locked``.
     """
-    with _held(f"{path}.lock", path):
-        yield
+    return _held(f"{path}.lock", path)
 
 
 @contextlib.contextmanager
 def _held(path: StrPath, out: StrPath) -> Iterator[None]:
-    descriptor = lock_file(path, out)
+    descriptor = _lock_file(path, out)
     try:
         yield
     finally:

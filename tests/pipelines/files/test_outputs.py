@@ -15,7 +15,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.files import locks
-from pipelines.files.outputs import output_file, staged_folder
+from pipelines.files.outputs import check_new, output_file, staged_folder
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -162,17 +162,6 @@ def test_of_two_files_at_once_the_second_is_refused(tmp_path: pathlib.Path) -> N
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_no_file_is_left_after_an_error(tmp_path: pathlib.Path) -> None:
-    def fail() -> None:
-        with output_file(tmp_path / "out") as write:
-            write(b"half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_is_replaced_only_on_request(tmp_path: pathlib.Path) -> None:
     out, before = tmp_path / "out", os.umask(0o027)
     try:
@@ -183,3 +172,16 @@ def test_a_file_is_replaced_only_on_request(tmp_path: pathlib.Path) -> None:
     with output_file(out, overwrite=True) as write:
         write(b"second")
     assert out.read_bytes() == b"second"
+
+
+@pytest.mark.parametrize("write", [check_new, output_file, staged_folder])
+def test_a_path_of_a_store_is_refused_and_nothing_written_here(
+    write: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (
+        pytest.raises(InputError, match="--out s3://bucket/name"),
+        contextlib.ExitStack() as used,
+    ):
+        used.enter_context(write("s3://bucket/name"))
+    assert not list(tmp_path.iterdir())

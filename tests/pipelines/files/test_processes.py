@@ -17,7 +17,6 @@ from accounting.core.validation import InputError
 from pipelines.files import processes
 from pipelines.files.processes import StoppedError, stoppable
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.tables.synthetic import SynthOptions, write_synth
 
 ROOT = pathlib.Path(__file__).parents[3]
 HELPER = """
@@ -166,56 +165,3 @@ def test_a_signal_ends_in_a_stopped_error(
     assert str(error.value) == "go on so"
     assert error.value.exit_status == 128 + number
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_without_a_signal_an_error_stays_what_it_is() -> None:
-    with pytest.raises(ZeroDivisionError), stoppable():
-        _ = 1 / 0
-
-
-#: ``dpsgd``, which gets a signal once there is a file in its folder of work: from
-#: itself, since another process might be too late.
-_SIGNALLED = """
-import os, pathlib, sys
-import dpsgd.command_line
-from pipelines.files.progress_bars import Bars
-
-number, folder = int(sys.argv.pop(1)), pathlib.Path(sys.argv.pop(1))
-update, sent = Bars.update, []
-
-def update_and_signal(bars, *progress):
-    update(bars, *progress)
-    files = folder.glob("*.unfinished/data/**/*")
-    if not sent and any(path.is_file() for path in files):
-        sent.append(number)
-        os.kill(os.getpid(), number)
-
-Bars.update = update_and_signal
-dpsgd.command_line.main()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "number"), [("synth", SIGNALS[0]), ("prepare", SIGNALS[1])]
-)
-def test_stopped_data_commands_leave_no_result(
-    root: pathlib.Path, tmp_path: pathlib.Path, number: int, command: str
-) -> None:
-    source = ["--rows=40000"]
-    if command == "prepare":
-        write_synth(tmp_path / "raw", SynthOptions(num_rows=20_000))
-        source = [f"--input={tmp_path / 'raw'}", "--schema=criteo"]
-    folder = tmp_path / "place"
-    folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", _SIGNALLED, str(number), str(folder), command, *source,
-         f"--out={folder / 'out'}"],
-        cwd=root, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 128 + number, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last == "error: Stopped by a signal. Give the same command again."
-    assert "Traceback" not in done.stderr
-    assert not (folder / "out").exists()
-    assert not list(folder.iterdir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import os
 import pathlib
 import stat
@@ -116,33 +115,8 @@ def test_a_range_is_exact_and_of_a_store_one_request(
             storage.read_range(*absent)
 
 
-def write_through_failures(
-    path: str, data: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Writes an object in parts, and the connection is lost at times."""
-    from aiobotocore.httpsession import AIOHTTPSession
-    from botocore.exceptions import ConnectionClosedError
-
-    send, asked = AIOHTTPSession.send, itertools.count()
-
-    async def failing(self: Any, request: Any) -> Any:
-        if next(asked) % 3 == 0:
-            raise ConnectionClosedError(endpoint_url="quotes an address")
-        return await send(self, request)
-
-    with monkeypatch.context() as patch, storage.new_file(path) as write:
-        patch.setattr(AIOHTTPSession, "send", failing)
-        for start in range(0, len(data), 9 << 20):
-            write(data[start : start + (9 << 20)])
-    assert next(asked) > 6
-    assert storage.read_bytes(path) == data
-
-
 def test_a_busy_store_is_asked_again_and_one_that_refuses_is_not(
-    s3_bucket: str,
-    s3_requests: S3Requests,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    s3_bucket: str, s3_requests: S3Requests, tmp_path: pathlib.Path
 ) -> None:
     folder = f"{s3_bucket}/{uuid.uuid4().hex}"
     storage.write_atomically(f"{folder}/a", b"whole")
@@ -156,7 +130,6 @@ def test_a_busy_store_is_asked_again_and_one_that_refuses_is_not(
     ):
         s3_requests.busy(4)
         assert operation()
-    write_through_failures(f"{folder}/c", os.urandom(30 << 20), monkeypatch)
 
     for status, attempts in ((403, 1), (503, stores._ATTEMPTS)):
         asked: list[str] = []
@@ -183,12 +156,6 @@ def test_a_child_that_is_forked_reads_too(s3_bucket: str) -> None:
         os._exit(storage.read_bytes(path) != b"whole")
     assert os.waitpid(child, 0)[1] == 0
     assert storage.read_bytes(path) == b"whole"
-
-
-def test_threads_share_one_client(s3_bucket: str) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        found = {*pool.map(lambda _: stores.file_system(s3_bucket), range(8))}
-    assert len(found) == 1
 
 
 def test_a_file_of_this_machine_is_flushed_renamed_and_private_if_asked(
