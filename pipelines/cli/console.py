@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.core.validation import InputError, did_you_mean
-from pipelines.files.progress_bars import Bars
 from pipelines.job.runtime import Runtime, quiet_beam
 
 if TYPE_CHECKING:
@@ -72,32 +71,6 @@ def _for_people(name: str, value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def check(
-    runner: str | None,
-    others: Sequence[str],
-    num_threads: int | None,
-    names: Sequence[str],
-) -> None:
-    """Refuses flags that contradict each other.
-
-    Args:
-      runner: Name of a Beam runner; None for this process.
-      others: Options that the command does not know.
-      num_threads: Number of threads of this process, if given.
-      names: The options of the command.
-
-    Raises:
-      InputError: Beam's options without a runner, or threads beside one.
-    """
-    if runner is None and others:
-        raise InputError(
-            f"Expected no {others[0]!r}: it is no option of this command, and those of "
-            f"Beam go with --runner. See --help.{_similar(others[0], names)}"
-        )
-    if runner is not None and num_threads is not None:
-        raise InputError("Expected no --threads beside --runner. Leave it out.")
-
-
 def beam_options(
     arguments: Sequence[str], names: Sequence[str] = ()
 ) -> PipelineOptions:
@@ -138,29 +111,33 @@ def runtime(
     runner: str | None,
     others: Sequence[str],
     num_threads: int | None,
-    bars: Bars,
     names: Sequence[str],
 ) -> Runtime:
-    """Returns where tasks run, after ``check``.
+    """Returns where tasks run.
 
     Args:
       runner: Name of a Beam runner; None for this process.
-      others: Further options of Beam.
+      others: Options that the command does not know, for Beam.
       num_threads: Number of threads of this process, if given.
-      bars: Bars of the progress, one for each step.
       names: The options of the command.
 
     Raises:
-      InputError: Beam does not know an option, or the runner may lose elements.
+      InputError: Beam's options without a runner, or threads beside one; Beam does not
+        know an option, or the runner may lose elements.
     """
-    run_tasks = None
-    if runner is not None:
-        options = beam_options([f"--runner={runner}", *others], names)
-        from pipelines.job.engine_tasks import run_on_engine
-        from pipelines.job.poisson_batching import runner_of
+    if runner is None:
+        if others:
+            raise InputError(
+                f"Expected no {others[0]!r}: it is no option of this command, and "
+                "those of Beam go with --runner. See --help."
+                f"{_similar(others[0], names)}"
+            )
+        return Runtime(num_threads=num_threads)
+    if num_threads is not None:
+        raise InputError("Expected no --threads beside --runner. Leave it out.")
+    options = beam_options([f"--runner={runner}", *others], names)
+    from pipelines.job.engine_tasks import run_on_engine
+    from pipelines.job.poisson_batching import runner_of
 
-        runner_of(options)
-        run_tasks = functools.partial(run_on_engine, options)
-    return Runtime(
-        run_tasks=run_tasks, num_threads=num_threads, on_progress=bars.update
-    )
+    runner_of(options)
+    return Runtime(run_tasks=functools.partial(run_on_engine, options))

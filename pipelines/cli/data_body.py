@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from accounting.core.validation import InputError
@@ -30,22 +31,22 @@ _NEEDED = ("max_examples_per_user", "num_examples")
 _OF_USERS = (*_NEEDED, "bound_held_out", "key_file", "memory_limit")
 
 
-def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+def synth(
+    out: str, rows: int, seed: int, rows_per_user: float | None, *, as_json: bool
+) -> None:
     """Writes synthetic text in Criteo's format, or rows of users; prints a summary.
 
     Args:
       out: New or empty folder.
-      options: The other flags, by name.
+      rows: Number of rows.
+      seed: Seed of the rows.
+      rows_per_user: Mean number of rows of a user; None for no users.
       as_json: Whether the summary is JSON.
 
     Raises:
       InputError: a number is out of range, or the folder is not empty.
     """
-    found = SynthOptions(
-        num_rows=options["rows"],
-        seed=options["seed"],
-        rows_per_user=options["rows_per_user"],
-    )
+    found = SynthOptions(num_rows=rows, seed=seed, rows_per_user=rows_per_user)
     began = time.perf_counter()
     with Bars(["write"]) as bars:
         update = functools.partial(bars.update, "write")
@@ -162,8 +163,7 @@ def prepare(
     Raises:
       InputError: flags contradict each other, or the table cannot be prepared.
     """
-    num_threads = options.pop("threads", None)
-    console.check(runner, others, num_threads, names)
+    runtime = console.runtime(runner, others, options.pop("threads", None), names)
     user = options.pop("user", "")
     if schema_file is None and not user:
         raise InputError(
@@ -181,7 +181,7 @@ def prepare(
     began = time.perf_counter()
     steps = preparation.STEPS if users else preparation.STEPS[:1]
     with stoppable(LEAVES_NOTHING), Bars(steps) as bars:
-        runtime = console.runtime(runner, others, num_threads, bars, names)
+        runtime = dataclasses.replace(runtime, on_progress=bars.update)
         summary = preparation.prepare(
             source, out, prepared, users=users, runtime=runtime
         )

@@ -83,8 +83,7 @@ def synth(
     """
     from pipelines.cli import data_body
 
-    options = {"rows": rows, "seed": seed, "rows_per_user": rows_per_user}
-    data_body.synth(out, options, as_json=as_json)
+    data_body.synth(out, rows, seed, rows_per_user, as_json=as_json)
 
 
 def schema(

@@ -25,6 +25,8 @@ References:
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pyarrow as pa
 
@@ -37,6 +39,7 @@ HASH_NAME = "dpsgd-mix64-v1"
 AFTER = b"\0\0\0\0\0\0\0\0"
 
 GOLDEN = 0x9E3779B97F4A7C15
+#: Words whose lowest n bytes are ones.
 _LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
 
 
@@ -50,11 +53,6 @@ def mix(state: np.ndarray) -> np.ndarray:
     return state
 
 
-def low_bytes(count: np.ndarray) -> np.ndarray:
-    """Returns words whose lowest ``count`` bytes are ones, for counts from 0 to 8."""
-    return _LOW_BYTES[count]
-
-
 def words_of(data: bytes) -> np.ndarray:
     """Returns the little-endian word that starts at each byte, a view of ``data``."""
     return np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
@@ -62,7 +60,7 @@ def words_of(data: bytes) -> np.ndarray:
 
 def _first_bytes(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns the words with all but their first ``lengths`` bytes zeroed."""
-    return words & low_bytes(np.minimum(lengths, 8))
+    return words & _LOW_BYTES[np.minimum(lengths, 8)]
 
 
 def hash_fields(
@@ -96,6 +94,31 @@ def hash_fields(
     return states
 
 
+@functools.cache
+def salt_of(name: str) -> np.uint64:
+    """Returns the salt of the hash of a column or split."""
+    return np.uint64(hash_texts(pa.array([name]), np.uint64(0))[0])
+
+
+def hash_texts(texts: pa.Array, salt: np.uint64) -> np.ndarray:
+    """Returns uint64 hashes; null has the hash of the empty text.
+
+    Args:
+      texts: Texts.
+      salt: From ``salt_of``.
+    """
+    if not len(texts):
+        return np.empty(0, np.uint64)
+    if texts.type != pa.large_string():
+        texts = texts.cast(pa.large_string())
+    _, offsets, data = texts.buffers()
+    first, count = texts.offset, len(texts)
+    at = np.frombuffer(offsets, np.int64)[first : first + count + 1]
+    text = b"" if data is None else memoryview(data)[at[0] : at[-1]]
+    at = at - at[0]
+    return hash_fields(words_of(b"".join((text, AFTER))), at[:-1], at[1:], salt)
+
+
 def buckets_of(hashes: np.ndarray, num_buckets: np.ndarray | int) -> np.ndarray:
     """Returns uint64 buckets in [1, ``num_buckets``).
 
@@ -118,8 +141,4 @@ def hash_ids(texts: pa.LargeStringArray, key: bytes) -> np.ndarray:
       key: Secret, 32 bytes.
     """
     first, second = np.frombuffer(derive(key, "user ids", "text")[:16], "<u8")
-    _, offsets, data = texts.buffers()
-    edges = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
-    text = b"" if data is None else data[: int(edges[-1])].to_pybytes()
-    hashes = hash_fields(words_of(text + AFTER), edges[:-1], edges[1:], first)
-    return mix(hashes ^ second)
+    return mix(hash_texts(texts, first) ^ second)

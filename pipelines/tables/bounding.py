@@ -46,13 +46,8 @@ from pipelines.core.users import (
     draw_priorities,
     least_rows,
 )
-from pipelines.inputs.parquet_blocks import (
-    DATASET_METADATA_KEY,
-    description_of,
-)
-from pipelines.tables.prepared_files import (
-    Pieces,
-)
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, description_of
+from pipelines.tables.prepared_files import Pieces
 from pipelines.tables.table_files import connect
 
 #: Last column of a piece: uint64 numbers of users.  Sensitive.
@@ -66,21 +61,6 @@ _CHOSEN_OF = pa.schema(
 )
 #: Bytes that DuckDB needs for each of its threads, to sort any number of rows.
 _THREAD_MEMORY = 128 << 20
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a job may use.  No file depends on it.
-
-    Attributes:
-      work: Private folder for what is spilled, and removed later.  Sensitive.
-      memory_limit: Bytes; DuckDB has half of it, and 128 MiB of that for a thread.
-      num_threads: Threads of DuckDB, at most.
-    """
-
-    work: pathlib.Path
-    memory_limit: int
-    num_threads: int
 
 
 def bounded_schema(
@@ -108,9 +88,10 @@ def bound_pieces(
     rows: pa.Schema,
     *,
     table: str,
-    limits: Limits,
     row_group_rows: int,
-    row_groups_per_file: int,
+    work: pathlib.Path,
+    memory_limit: int,
+    num_threads: int,
     on_progress: OnProgress = lambda *_: None,
 ) -> None:
     """Writes ``folder/part-00000.parquet``...: at most k rows of each user.
@@ -124,9 +105,10 @@ def bound_pieces(
       rows: Schema of the rows, without USER.
       table: What tells the table and the split from others that this key bounds, such
         as a digest of its files: choices are independent of theirs.
-      limits: What the job may use.
       row_group_rows: Rows of a row group, at most.
-      row_groups_per_file: Row groups of a file, at most.
+      work: Private folder for what is spilled, and removed later.  Sensitive.
+      memory_limit: Bytes; DuckDB has half of it, and 128 MiB of that for a thread.
+      num_threads: Threads of DuckDB, at most.
       on_progress: See ``OnProgress``.
 
     Raises:
@@ -135,32 +117,29 @@ def bound_pieces(
     schema = bounded_schema(rows, settings, key, table)
     own_key = derive(key, "choice of rows", table)
     num_rows = sum(pq.read_metadata(piece).num_rows for piece in pieces)
-    told = _Percent(on_progress, 2 * num_rows)  # they are read twice
-    size, per_file = row_group_rows, row_groups_per_file
+    done = told = 0
+
+    def read(more: int) -> None:
+        nonlocal done, told
+        done += more
+        while told < 100 * done // (2 * num_rows + 1):  # they are read twice
+            told += 1
+            on_progress(told, 100)
+
+    memory = memory_limit // 2
     with (
-        Pieces(folder, "part-", schema, size, per_file, or_empty=True) as out,
-        _choice(pieces, settings, own_key, limits, told) as choice,
+        Pieces(folder, "part-", schema, row_group_rows, or_empty=True) as out,
+        _plain_errors(work),
+        connect(
+            num_threads=max(1, min(num_threads, memory // _THREAD_MEMORY)),
+            memory_limit=memory,
+            folder=str(work / "duckdb"),
+        ) as database,
     ):
-        for some in _kept_rows(pieces, choice, told):
+        _choose(pieces, settings, own_key, database, read)
+        for some in _kept_rows(pieces, database, read):
             out.write(some.select(rows.names))
-    told.up_to(100)
-
-
-class _Percent:
-    """Calls ``on_progress`` once for each per cent, however many rows there are."""
-
-    def __init__(self, on_progress: OnProgress, num_rows: int) -> None:
-        self._num_rows, self._done, self._told = max(1, num_rows), 0, 0
-        self._tell = on_progress
-
-    def add(self, rows: int) -> None:
-        self._done += rows
-        self.up_to(100 * self._done // self._num_rows)
-
-    def up_to(self, percent: int) -> None:
-        while self._told < percent:
-            self._told += 1
-            self._tell(self._told, 100)
+    read(1)
 
 
 def _read(
@@ -179,15 +158,14 @@ def _read(
 # --- The choice ---------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _choice(
+def _choose(
     pieces: Sequence[pathlib.Path],
     settings: UserBound,
     key: bytes,
-    limits: Limits,
-    told: _Percent,
-) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yields a connection with the table ``kept`` of places."""
+    database: duckdb.DuckDBPyConnection,
+    read: Callable[[int], None],
+) -> None:
+    """Makes the table ``kept`` of places."""
 
     def numbers() -> Iterator[pa.RecordBatch]:
         for first, table in _read(pieces, [USER]):
@@ -195,33 +173,20 @@ def _choice(
             priorities = pa.array(draw_priorities(key, first, len(table)))
             places = pa.array(np.arange(first, first + len(table)))
             yield pa.record_batch([users, priorities, places], schema=_CHOSEN_OF)
-            told.add(len(table))
+            read(len(table))
 
     query = least_rows("numbers", settings.max_examples_per_user)
-    with _plain_errors(limits.work), _connect(limits) as database:
-        reader = pa.RecordBatchReader.from_batches(_CHOSEN_OF, numbers())
-        database.register("numbers", reader)
-        # In this order a few rows are found without a scan of the whole table.
-        database.execute(f"create temp table kept as from ({query}) order by place")
-        ((count,),) = database.execute("select count(*) from kept").fetchall()
-        if count > settings.num_examples:
-            raise InputError(
-                f"Expected num_examples={settings.num_examples} to be at least the "
-                "rows that are kept. Give a larger public number, such as the rows of "
-                "the whole table."
-            )
-        yield database
-
-
-def _connect(limits: Limits) -> duckdb.DuckDBPyConnection:
-    """Returns a database in memory that spills into a folder of its own."""
-    limits.work.mkdir(mode=0o700, exist_ok=True)
-    memory = limits.memory_limit // 2
-    return connect(
-        num_threads=max(1, min(limits.num_threads, memory // _THREAD_MEMORY)),
-        memory_limit=memory,
-        folder=str(limits.work / "duckdb"),
-    )
+    reader = pa.RecordBatchReader.from_batches(_CHOSEN_OF, numbers())
+    database.register("numbers", reader)
+    # In this order a few rows are found without a scan of the whole table.
+    database.execute(f"create temp table kept as from ({query}) order by place")
+    ((count,),) = database.execute("select count(*) from kept").fetchall()
+    if count > settings.num_examples:
+        raise InputError(
+            f"Expected num_examples={settings.num_examples} to be at least the rows "
+            "that are kept. Give a larger public number, such as the rows of the whole "
+            "table."
+        )
 
 
 @contextlib.contextmanager
@@ -238,13 +203,15 @@ def _plain_errors(work: pathlib.Path) -> Iterator[None]:
 
 
 def _kept_rows(
-    pieces: Sequence[pathlib.Path], choice: duckdb.DuckDBPyConnection, told: _Percent
+    pieces: Sequence[pathlib.Path],
+    database: duckdb.DuckDBPyConnection,
+    read: Callable[[int], None],
 ) -> Iterator[pa.Table]:
     """Yields the kept rows of each row group, in order, with USER."""
     query = "select place from kept where place >= ? and place < ?"
     for first, table in _read(pieces):
-        found = choice.execute(query, [first, first + len(table)]).fetchnumpy()
+        found = database.execute(query, [first, first + len(table)]).fetchnumpy()
         keep = np.zeros(len(table), bool)
         keep[found["place"] - first] = True
         yield table.filter(pa.array(keep))
-        told.add(len(table))
+        read(len(table))

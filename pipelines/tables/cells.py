@@ -40,7 +40,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.hashing import AFTER, buckets_of, hash_fields, words_of
+from pipelines.core.hashing import buckets_of, hash_texts, salt_of
 
 TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL = (
     "text",
@@ -359,9 +359,11 @@ class Select:
     Args:
       columns: Name of a column of the table -> its name in SQL.
       missing: Texts that stand for a missing value, besides the empty one.
+      carried: Columns of the table that are returned unchanged.
       decimal_comma: Whether numbers of texts are written as 1.234,5.
 
     Attributes:
+      carried: Name of a carried column in the result -> its name in SQL.
       missing: Texts that stand for a missing value, besides the empty one.
       decimal_comma: Whether numbers of texts are written as 1.234,5.
       faults: Reasons of malformed rows, by number of the fault, from 1.
@@ -373,11 +375,13 @@ class Select:
         columns: Mapping[str, str],
         missing: Sequence[str] = (),
         *,
+        carried: Sequence[str] = (),
         decimal_comma: bool = False,
     ) -> None:
         self.missing, self.decimal_comma = tuple(missing), decimal_comma
         self.faults: list[str] = []
         self.ids: dict[str, Ids] = {}
+        self.carried = {f"k{place}": columns[n] for place, n in enumerate(carried)}
         self._columns = columns
         self._levels: list[dict[str, str]] = [{} for _ in range(_NUM_LEVELS)]
         self._conditions: list[str] = []
@@ -424,19 +428,13 @@ class Select:
         """
         return Cell(self, column, kind, self._columns[column])
 
-    def sql(self, table: str, carried: Sequence[str] = ()) -> str:
-        """Returns the query of a table.
-
-        Args:
-          table: What follows FROM.
-          carried: Columns that are returned unchanged, as k0, k1, ...
-        """
-        passed = {name: f"k{number}" for number, name in enumerate(carried)}
+    def sql(self, table: str) -> str:
+        """Returns the query of a table: what follows FROM."""
         source = f"FROM {table}"
         for level, named in enumerate(self._levels):
             found = [f"{expression} AS {name}" for expression, name in named.items()]
             if level == 0:
-                found += [f"{self._columns[n]} AS {k}" for n, k in passed.items()]
+                found += [f"{sql} AS {name}" for name, sql in self.carried.items()]
                 found = found or ["0 AS nothing"]
             else:
                 found = ["*", *found]
@@ -449,7 +447,7 @@ class Select:
         fault = f"CASE {cases} ELSE 0 END" if cases else "0"
         outputs = [
             *(f"{sql} AS {quoted(name)}" for name, sql in self._outputs.items()),
-            *passed.values(),
+            *self.carried,
             f"CAST({fault} AS INTEGER) AS {FAULT}",
         ]
         return f"SELECT {', '.join(outputs)} {source}"
@@ -592,32 +590,3 @@ class Cell:
         kind = "VARCHAR" if family(kind) == TEXT else kind
         each = present("e", kind, self.select.missing)
         return define(3, f"list_transform({found}, lambda e: {each})"), kind
-
-
-@functools.cache
-def salt_of(name: str) -> np.uint64:
-    """Returns the salt of the hash of a column or split."""
-    data = name.encode()
-    at = np.array([0, len(data)], np.int64)
-    return np.uint64(
-        hash_fields(words_of(data + AFTER), at[:1], at[1:], np.uint64(0))[0]
-    )
-
-
-def hash_texts(texts: pa.Array, salt: np.uint64) -> np.ndarray:
-    """Returns uint64 hashes; null has the hash of the empty text.
-
-    Args:
-      texts: Texts.
-      salt: From ``salt_of``.
-    """
-    if not len(texts):
-        return np.empty(0, np.uint64)
-    if texts.type != pa.large_string():
-        texts = texts.cast(pa.large_string())
-    _, offsets, data = texts.buffers()
-    first, count = texts.offset, len(texts)
-    at = np.frombuffer(offsets, np.int64)[first : first + count + 1]
-    text = b"" if data is None else memoryview(data)[at[0] : at[-1]]
-    at = at - at[0]
-    return hash_fields(words_of(b"".join((text, AFTER))), at[:-1], at[1:], salt)

@@ -33,16 +33,12 @@ from pipelines.tables.kinds import (
     usable_name,
 )
 from pipelines.tables.reading import kind_of_type
-from pipelines.tables.schema import (
-    UNCHOSEN,
-    VERSION,
-    InputOptions,
-    refuse_missing,
-)
+from pipelines.tables.schema import UNCHOSEN, VERSION, InputOptions
 from pipelines.tables.table_files import (
     PARQUET,
     columns_of,
     list_table,
+    refuse_missing,
 )
 
 _HEAD = """\
@@ -100,8 +96,7 @@ def first_schema(
     options, kinds, ranges = options or InputOptions(), dict(kinds or {}), ranges or {}
     types = columns_of(file, options)
     told = [*([label] if label else []), *kinds, *ranges]
-    has_header = file.has_header or bool(options.header)
-    refuse_missing(told, list(types), file.shown, has_header=has_header)
+    refuse_missing(told, list(types), file, options)
     for name, ends in ranges.items():
         kind = "date" if isinstance(ends[0], datetime.datetime) else "numeric"
         given = "numeric" if name == label else kinds.setdefault(name, kind)

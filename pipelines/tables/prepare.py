@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -56,16 +57,12 @@ from pipelines.inputs.parquet_blocks import (
 )
 from pipelines.inputs.source_table import read_from
 from pipelines.job.runtime import TASKS, Runtime, advance, listen
-from pipelines.tables.bounding import (
-    USER,
-    Limits,
-    bound_pieces,
-    bounded_schema,
-)
+from pipelines.tables.bounding import USER, bound_pieces, bounded_schema
 from pipelines.tables.kinds import Output
 from pipelines.tables.prepared_files import (
     DEFAULT_ROW_GROUP_ROWS,
     ROW_GROUP_BYTES,
+    ROW_GROUPS_PER_FILE,
     Pieces,
     arrow_table,
     prepared_schema,
@@ -76,9 +73,8 @@ from pipelines.tables.schema import FRACTION, SPLITS, Schema
 from pipelines.tables.table_files import PARQUET, TableFile, list_table
 
 ON_BAD_ROW = ("fail", "skip")
-#: About 4 million rows, 200 MB, per file of Criteo's data.
-ROW_GROUPS_PER_FILE = 32
-
+#: Options that the record of the prepared data holds, beside its schema.
+_RECORDED = ("row_group_rows", "on_bad_row")
 #: Bytes of the files of one task.
 _TASK_BYTES = 256 << 20
 #: Memory of DuckDB for each thread: half a gigabyte holds a block of a wide table.
@@ -100,7 +96,6 @@ class TableOptions:
       schema: Schema of the table.
       on_bad_row: "fail" refuses an input with a malformed row, "skip" omits the row.
       row_group_rows: Rows per row group, except for the last of a part.
-      row_groups_per_file: Row groups per file, except for the last of a part.
       numbers: Columns that stay as they are, of a table without a schema; see
         ``of_numbers``.
 
@@ -111,19 +106,11 @@ class TableOptions:
     schema: Schema
     on_bad_row: str = "fail"
     row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
-    row_groups_per_file: int = ROW_GROUPS_PER_FILE
     numbers: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("--on-bad-row", self.on_bad_row, ON_BAD_ROW)
         check_int("--row-group-rows", self.row_group_rows, at_least=1)
-        check_int("row_groups_per_file", self.row_groups_per_file, at_least=1)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that the schema of the prepared data does not hold."""
-        names = ("row_group_rows", "row_groups_per_file", "on_bad_row")
-        return {name: getattr(self, name) for name in names}
 
     @property
     def rows_of_group(self) -> int:
@@ -210,11 +197,12 @@ class _Job:
         self, folder: pathlib.Path, prefix: str, schema: pa.Schema, **how: Any
     ) -> Pieces:
         """Returns a writer of pieces; arguments as for `Pieces`."""
-        options, num_groups = self.options, self.options.row_groups_per_file
+        num_groups = ROW_GROUPS_PER_FILE
         if not self.is_by_row:  # where a part ends within a piece it is written again
             size = sum(file.size for task in self.tasks for _, file in task)
             num_groups = min(num_groups, 1 + (size >> 30))
-        return Pieces(folder, prefix, schema, options.rows_of_group, num_groups, **how)
+        num_rows = self.options.rows_of_group
+        return Pieces(folder, prefix, schema, num_rows, num_groups, **how)
 
     def convert(self, task: int) -> None:
         """Writes the rows of the files of a task to pieces, and then their count."""
@@ -371,9 +359,8 @@ def prepare(
         told = {} if users is None else dataclasses.asdict(users.settings)
         if users is not None and users.bound_held_out:
             told["bound_held_out"] = True
-        write_record(
-            folder, job.options.rows_schema, {**options.settings, **told, **read}
-        )
+        kept = {name: getattr(options, name) for name in _RECORDED}
+        write_record(folder, options.rows_schema, {**kept, **told, **read})
     return PrepareSummary(
         num_files=len(files),
         num_rows=dict(zip(SPLITS, sizes, strict=True)),
@@ -393,7 +380,7 @@ def _converted(
     """Converts and counts all rows."""
     tasks = list(_tasks(files))
     work = folder / WORK
-    for name in ("counts", "pieces", *(f"pieces/{part}" for part in SPLITS)):
+    for name in ("counts", "choice", *(f"pieces/{part}" for part in SPLITS)):
         (work / name).mkdir(parents=True, mode=0o700, exist_ok=True)
     threads = runtime.num_threads or num_cores()
     job = _Job(
@@ -496,7 +483,20 @@ def _write(
     for part, pieces in zip(SPLITS, ranges, strict=True):
         (folder / part).mkdir(mode=0o700)
         if users and (part == SPLITS[0] or users.bound_held_out):
-            _bound(job, folder, part, users, table, runtime)
+            assert job.key_file is not None
+            bound_pieces(
+                job.pieces(part),
+                folder / part,
+                users.settings,
+                read_key_file(job.key_file),
+                job.options.rows_schema,
+                table=fingerprint([table, part]),
+                row_group_rows=job.options.rows_of_group,
+                work=job.path("choice"),
+                memory_limit=users.memory_limit,
+                num_threads=runtime.num_threads or num_cores(),
+                on_progress=functools.partial(runtime.on_progress, CHOOSE),
+            )
         elif not pieces or job.key_file:  # numbers of users are left out
             _copy(job, pieces, folder / part, "part-")
         else:
@@ -520,31 +520,3 @@ def _copy(
                 table = pa.Table.from_batches([batch]).select(schema.names)
                 out.write(table[max(first - before, 0) : max(last - before, 0)])
                 before += len(batch)
-
-
-def _bound(
-    job: _Job,
-    folder: pathlib.Path,
-    part: str,
-    users: UserOptions,
-    table: str,
-    runtime: Runtime,
-) -> None:
-    """Writes the files of a part with at most so many rows of each user."""
-    assert job.key_file is not None
-    bound_pieces(
-        job.pieces(part),
-        folder / part,
-        users.settings,
-        read_key_file(job.key_file),
-        job.options.rows_schema,
-        table=fingerprint([table, part]),
-        limits=Limits(
-            work=job.path("choice"),
-            memory_limit=users.memory_limit,
-            num_threads=runtime.num_threads or num_cores(),
-        ),
-        row_group_rows=job.options.rows_of_group,
-        row_groups_per_file=job.options.row_groups_per_file,
-        on_progress=lambda done, all_: runtime.on_progress(CHOOSE, done, all_),
-    )

@@ -25,13 +25,13 @@ import pyarrow.compute as pc
 from duckdb.func import PythonUDFType
 
 from accounting.core.validation import InputError, did_you_mean
-from pipelines.core.hashing import GOLDEN, mix
+from pipelines.core.hashing import GOLDEN, hash_texts, mix, salt_of
 from pipelines.core.threads import num_cores
 from pipelines.files.storage import StrPath
 from pipelines.tables import cells
-from pipelines.tables.cells import FAULT, Select, hash_texts, salt_of
+from pipelines.tables.cells import FAULT, Select
 from pipelines.tables.kinds import USER_ID, Date, Kind, Label
-from pipelines.tables.schema import HASH, RANDOM, TIME, Schema, refuse_missing
+from pipelines.tables.schema import HASH, RANDOM, TIME, Schema
 from pipelines.tables.table_files import (
     JSON,
     NOT_UTF8,
@@ -42,6 +42,7 @@ from pipelines.tables.table_files import (
     connect,
     list_table,
     plain_errors,
+    refuse_missing,
     relation_of,
 )
 
@@ -153,8 +154,7 @@ def check_columns(
     """
     found = columns_of(file, schema.input, schema.label_name)
     needed = schema.inputs if inputs_only else schema.needed
-    has_header = file.has_header or bool(schema.input.header)
-    refuse_missing(needed, list(found), file.shown, has_header=has_header)
+    refuse_missing(needed, list(found), file, schema.input)
     wrong = {}
     for name in needed:
         kind, remedy = schema.columns.get(name), None
@@ -281,7 +281,7 @@ class Reader:
             )
             relation = relation_of(self._file, self._schema, database)
             select = self._select(relation)
-            query = select.sql(relation.sql, self._carried)
+            query = select.sql(relation.sql)
             size = _BLOCK_CELLS // max(1, len(relation.columns))
             size = min(_MOST_ROWS, max(_LEAST_ROWS, size))
             found = database.sql(query).to_arrow_reader(size)
@@ -304,6 +304,7 @@ class Reader:
         select = Select(
             relation.columns,
             options.missing_values,
+            carried=self._carried,
             decimal_comma=options.decimal_comma and is_text,
         )
         for condition, reason in relation.faults:
@@ -366,7 +367,7 @@ class Reader:
         found: dict[str, np.ndarray] = {}
         users = None
         for name, array in zip(names, block.columns, strict=True):
-            if name in (FAULT, _SPLIT, *_carried_names(self._carried)):
+            if name in (FAULT, _SPLIT, *select.carried):
                 continue
             if name in select.ids:
                 found[name] = select.ids[name].of(array)
@@ -378,7 +379,10 @@ class Reader:
             arrays=self._stacked(found),
             users=users,
             splits=self._splits(block, places),
-            carried=_carried(block, self._carried),
+            carried=pa.table(
+                [block.column(name) for name in select.carried],
+                names=list(self._carried),
+            ),
             num_read=first + len(block),
         )
         self.malformed.num_good += len(block)
@@ -418,16 +422,6 @@ class Reader:
             found.append((row, reason, count))
         for row, reason, count in sorted(found):
             self.malformed.add(reason, count, f"{self._file.shown}:{row}")
-
-
-def _carried_names(carried: Sequence[str]) -> list[str]:
-    return [f"k{place}" for place in range(len(carried))]
-
-
-def _carried(block: pa.RecordBatch, carried: Sequence[str]) -> pa.Table:
-    """Returns the carried columns of a block under their own names."""
-    columns = [block.column(name) for name in _carried_names(carried)]
-    return pa.table(columns, names=list(carried))
 
 
 def _numbers(array: pa.Array) -> np.ndarray:

@@ -27,7 +27,7 @@ import importlib.resources
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -450,38 +450,3 @@ def _check_name(column: str, output: Output, seen: dict[str, str]) -> None:
             f"Expected columns {first} and {column} to become different columns, not "
             f"both {name}. {remedy}"
         )
-
-
-def refuse_missing(
-    needed: Sequence[str], names: Sequence[str], place: str, *, has_header: bool = True
-) -> None:
-    """Refuses a table that lacks columns, all in one line.
-
-    Args:
-      needed: Names of the needed columns.
-      names: Names of the table's columns.
-      place: The table, for messages.
-      has_header: Whether these are names for certain; else they may be cells of a row.
-
-    Raises:
-      InputError: a column is missing.
-    """
-    missing = [name for name in needed if name not in names]
-    if not missing:
-        return
-    told = f"it has {', '.join(names)}."
-    if not has_header and len(missing) == len(needed):
-        told = (
-            "its first row has no such name. If that row is no header, write one, or "
-            "header = [...] with all names below [input] of the schema (--header of "
-            "`dpsgd schema`)."
-        )
-    hints = [did_you_mean(name, names) for name in missing]
-    if len(names) == 1 and (other := set(names[0]) & set(";\t|")):
-        hints.append(
-            f" Give `dpsgd schema --delimiter {min(other)!r}`, or write delimiter = "
-            f"{json.dumps(min(other))} below [input] of the schema."
-        )
-    raise InputError(
-        f"Expected columns {', '.join(missing)} in {place}; {told}{''.join(hints)}"
-    )

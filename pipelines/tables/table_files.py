@@ -31,7 +31,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, did_you_mean
 from pipelines.files import storage
 from pipelines.files.storage import StrPath, is_remote
 from pipelines.files.stores import file_system
@@ -82,11 +82,6 @@ class TableFile:
     def shown(self) -> str:
         """Path for messages, without the values of partition columns."""
         return self.path.removesuffix(self.name) + without_values(self.name)
-
-    @property
-    def has_header(self) -> bool:
-        """Whether names of columns are known to be names."""
-        return self.format != TEXT
 
     @functools.cached_property
     def row_bytes(self) -> float:
@@ -355,6 +350,45 @@ def _json_names(file: TableFile) -> list[str]:
             "line is none. Write it so, or as CSV or Parquet."
         )
     return list(names)
+
+
+def refuse_missing(
+    needed: Sequence[str],
+    names: Sequence[str],
+    file: TableFile,
+    options: InputOptions,
+) -> None:
+    """Refuses a file that lacks columns, all in one line.
+
+    Args:
+      needed: Names of the needed columns.
+      names: Names of the columns of the file.
+      file: The file.
+      options: How text is read.
+
+    Raises:
+      InputError: a column is missing.
+    """
+    missing = [name for name in needed if name not in names]
+    if not missing:
+        return
+    told = f"it has {', '.join(names)}."
+    may_be_cells = file.format == TEXT and not options.header
+    if may_be_cells and len(missing) == len(needed):
+        told = (
+            "its first row has no such name. If that row is no header, write one, or "
+            "header = [...] with all names below [input] of the schema (--header of "
+            "`dpsgd schema`)."
+        )
+    hints = [did_you_mean(name, names) for name in missing]
+    if len(names) == 1 and (other := set(names[0]) & set(";\t|")):
+        hints.append(
+            f" Give `dpsgd schema --delimiter {min(other)!r}`, or write delimiter = "
+            f"{json.dumps(min(other))} below [input] of the schema."
+        )
+    raise InputError(
+        f"Expected columns {', '.join(missing)} in {file.shown}; {told}{''.join(hints)}"
+    )
 
 
 # --- Relations ----------------------------------------------------------------------

@@ -86,9 +86,7 @@ def test_prepared_files_are_those_of_this_process(
     files: int, engine_options: list[str], tmp_path: pathlib.Path
 ) -> None:
     write_text(tmp_path / "text", 20_000, files)
-    options = TableOptions(
-        schema=criteo_schema(), row_group_rows=1000, row_groups_per_file=3
-    )
+    options = TableOptions(schema=criteo_schema(), row_group_rows=100)
     source = str(tmp_path / "text")
     wanted = prepare(source, tmp_path / "here", options)
     engine = functools.partial(run_on_engine, PipelineOptions(engine_options))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pipelines.core.hashing import hash_ids
 from pipelines.core.keys import new_key
 from pipelines.core.users import UserBound
-from pipelines.tables.bounding import USER, Limits, bound_pieces
+from pipelines.tables.bounding import USER, bound_pieces
 from pipelines.tables.prepared_files import write_record
 
 
@@ -35,6 +35,7 @@ def bound_rows(
     rows = table.drop_columns([settings.user_column])
     (out / "train").mkdir(parents=True)
     piece, work = out.with_suffix(".piece"), out.with_suffix(".work")
+    work.mkdir()
     pq.write_table(rows.append_column(USER, pa.array(hash_ids(ids, key))), piece)
     bound_pieces(
         [piece],
@@ -43,9 +44,10 @@ def bound_rows(
         key,
         rows.schema,
         table=str(source),
-        limits=Limits(work=work, memory_limit=1 << 30, num_threads=1),
         row_group_rows=row_group_rows,
-        row_groups_per_file=32,
+        work=work,
+        memory_limit=1 << 30,
+        num_threads=1,
     )
     write_record(out, rows.schema, dataclasses.asdict(settings))
     return str(out / "train")

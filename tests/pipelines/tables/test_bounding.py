@@ -29,10 +29,10 @@ from pipelines.core.users import (
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_row_groups
 from pipelines.tables.bounding import (
     USER,
-    Limits,
     bound_pieces,
     bounded_schema,
 )
+from pipelines.tables.prepared_files import ROW_GROUPS_PER_FILE
 from tests.pipelines.conftest import contents
 
 ROWS, MOST, KEY, TABLE = 1200, 3, bytes(range(32)), "a table"
@@ -80,10 +80,10 @@ def bound_written(
     **options: Any,
 ) -> pathlib.Path:
     """Bounds the pieces of a folder, and returns the folder of the rows."""
-    sizes = {"row_group_rows": 64, "row_groups_per_file": 2, **options}
-    limits = Limits(work=folder / "work", memory_limit=memory, num_threads=threads)
-    how = {"table": TABLE, "limits": limits, **sizes}
-    pieces = sorted(folder.glob("*.parquet"))
+    pieces, work = sorted(folder.glob("*.parquet")), folder / "work"
+    work.mkdir()
+    how = {"table": TABLE, "row_group_rows": 4, "work": work, **options}
+    how |= {"memory_limit": memory, "num_threads": threads}
     bound_pieces(pieces, folder / "data", settings, key, SCHEMA, **how)
     return folder / "data"
 
@@ -126,10 +126,8 @@ def test_at_most_k_in_order_without_the_id(bound: Bound) -> None:
     for number, path in enumerate(sorted(out.iterdir())[:2]):
         footer = pq.read_metadata(path)
         assert path.name == f"part-0000{number}.parquet"
-        assert [footer.row_group(i).num_rows for i in range(2)] == [64, 64]
-        assert footer.num_row_groups == 2
-    work = out.parent / "work"
-    assert work.stat().st_mode & 0o777 == 0o700
+        sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+        assert sizes == [4] * ROW_GROUPS_PER_FILE
     told = json.loads(list_row_groups(str(out)).schema.metadata[DATASET_METADATA_KEY])
     assert told["name"] == "clicks"
     note = Bounded.of(told)
@@ -141,7 +139,7 @@ def test_at_most_k_in_order_without_the_id(bound: Bound) -> None:
 
 
 def test_pure_function(bound: Bound) -> None:
-    found = contents(bound(row_group_rows=20))
+    found = contents(bound(row_group_rows=3))
     assert len(found) > 2
     ways: list[dict[str, Any]] = [
         {"threads": 1, "memory": 1 << 27},
@@ -150,7 +148,7 @@ def test_pure_function(bound: Bound) -> None:
         {"key": bytes(32)},
     ]
     for number, how in enumerate(ways):
-        again = bound(name=f"{number}", row_group_rows=20, **how)
+        again = bound(name=f"{number}", row_group_rows=3, **how)
         assert (contents(again) == found) == ("key" not in how)
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.tables.cells import Select, hash_texts, salt_of
+from pipelines.core.hashing import hash_texts, salt_of
+from pipelines.tables.cells import Select
 from pipelines.tables.kinds import Date
 from pipelines.tables.reading import refusal
 from pipelines.tables.schema import Schema

@@ -33,8 +33,7 @@ def table_options(by: str, *, text: bool = False, **others: Any) -> TableOptions
     fields = {"version": 1, "columns": columns, "split": split}
     return TableOptions(
         schema=Schema.from_json(fields),
-        row_group_rows=10,
-        row_groups_per_file=2,
+        row_group_rows=2,
         on_bad_row="skip",
         **others,
     )
@@ -93,22 +92,6 @@ def test_the_files_are_those_of_prepare(
         )
         found_ids = list(itertools.chain(*rows.values()))
         assert found_ids == [row for row in range(230) if row % 17 != 3]
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "split", "expected"),
-    [
-        (10, (80, 10, 10), (8, 1, 1)),
-        (1999, (80, 10, 10), (1599, 200, 200)),
-        (3, (1, 1, 1), (1, 1, 1)),
-        (5, (1, 0, 1), (3, 0, 2)),
-        (0, (80, 10, 10), (0, 0, 0)),
-    ],
-)
-def test_parts_end_at_rounded_shares(
-    num_rows: int, split: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
-    assert split_counts(num_rows, split) == expected
 
 
 @pytest.mark.parametrize("fails_in", ["convert", "write"])

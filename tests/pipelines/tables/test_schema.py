@@ -8,7 +8,8 @@ import pathlib
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.tables.schema import Schema, refuse_missing
+from pipelines.tables.schema import Schema
+from pipelines.tables.table_files import TEXT, TableFile, refuse_missing
 
 LABEL = '[columns.y]\nkind = "label"\ntask = "binary"\n'
 EVERYTHING = """
@@ -178,8 +179,9 @@ def test_a_file_that_is_not_there_is_refused_with_who_writes_it() -> None:
 def test_all_missing_columns_are_told_in_one_line(tmp_path: pathlib.Path) -> None:
     schema = read(tmp_path, EVERYTHING + SPLITS[2])
     names = [name for name in schema.needed if name not in ("number", "words")]
+    file = TableFile(path="t.csv", name="t.csv", size=1, format=TEXT)
     with pytest.raises(InputError, match=r"columns number, words in .*mean numbr"):
-        refuse_missing(schema.needed, [*names, "numbr"], "t.csv")
-    refuse_missing(schema.needed, [*names, "words", "number"], "t.csv")
+        refuse_missing(schema.needed, [*names, "numbr"], file, schema.input)
+    refuse_missing(schema.needed, [*names, "words", "number"], file, schema.input)
     assert schema.needed[-1] == "who"
     assert "left" not in schema.needed

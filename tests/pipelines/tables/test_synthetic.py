@@ -13,7 +13,6 @@ from pyarrow import csv
 from accounting.core.validation import InputError
 from pipelines.tables.synthetic import (
     _PROFILE,
-    COLUMNS,
     USER,
     SynthOptions,
     write_synth,
@@ -34,28 +33,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 def categories(table: pa.Table, numbers: Sequence[int]) -> np.ndarray:
     columns = [table[f"C{1 + number}"].to_pylist() for number in numbers]
     return np.array(columns, str).T
-
-
-def test_a_few_users_have_very_many_rows(table: pa.Table) -> None:
-    counts = np.bincount(table[USER].to_numpy())
-    assert len(counts) <= 5000
-    # Sums of uniform numbers below r / 5000, cubed: of standard deviation below 0.0025.
-    for share in (0.01, 0.1, 0.5):
-        busiest = counts[: round(5000 * share)].sum() / ROWS
-        assert busiest == pytest.approx(share ** (1 / 3), abs=0.0125)
-    assert 0.002 < 1 - np.count_nonzero(counts) / 5000 < 0.04
-
-
-def test_rows_are_those_of_the_text_but_for_what_users_have_in_common(
-    table: pa.Table, tmp_path: pathlib.Path
-) -> None:
-    path = write_synth(tmp_path / "raw", SynthOptions(num_rows=2000))
-    names = csv.ReadOptions(column_names=[*COLUMNS])
-    text = csv.read_csv(path, names, csv.ParseOptions(delimiter="\t"))
-    shared = [f"C{1 + number}" for number in _PROFILE]
-    for name in COLUMNS[1:]:
-        same = table[name].slice(0, 2000).to_pylist() == text[name].to_pylist()
-        assert same == (name not in shared)
 
 
 def test_rows_of_a_user_are_alike(table: pa.Table) -> None:
