@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.files import progress_bars
 from tests.command_line import Result, invoke
@@ -154,24 +153,3 @@ def test_bands_make_groups_of_the_rows_by_the_rule_or_as_given(
     summary = json.loads(done.stdout)
     assert (summary["sampler"], summary.get("bands")) == (sampler, bands)
     assert ("by the rule: iterates have 0." in done.stderr) == (bands == 8)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--bands=auto"], "Expected --epsilon beside --bands auto"),
-        (["--bands=some"], "bands 'some' to be an integer or auto"),
-        (["--bands=4", "--sampler=balls-and-bins"], "--bands=4 with poisson or trunc"),
-        (["--bands=1", "--sampler=cyclic-poisson"], "bands=1 >= 2"),
-    ],
-)
-def test_bands_that_mean_nothing_are_refused(
-    given: list[str], message: str, tmp_path: pathlib.Path
-) -> None:
-    write_table(tmp_path / "rows.parquet", 0, 2_000, 2_000)
-    arguments = [
-        f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'o'}", "--dry-run",
-        "--batch-size=100", "--epochs=1",
-    ]  # fmt: skip
-    with pytest.raises(InputError, match=message):
-        invoke(["batches", *arguments, *given], catch=False)

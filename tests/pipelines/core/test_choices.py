@@ -473,14 +473,6 @@ def test_exact_split(
         assert (found[epoch] == expected).all()
 
 
-def test_every_example_is_in_exactly_one_step_of_equal_size() -> None:
-    plan = plan_of("dynamic-shuffle", 100_003, 1000)
-    for epoch, steps in enumerate(all_steps(plan, 1, [60_000, 40_003])):
-        sizes = np.bincount(steps - epoch * plan.steps_per_epoch)
-        assert len(sizes) == 100
-        assert set(sizes) == {1000, 1001}
-
-
 def test_a_persistent_shuffle_keeps_its_order_and_a_dynamic_one_does_not() -> None:
     for name, equal in (("persistent-shuffle", True), ("dynamic-shuffle", False)):
         plan = plan_of(name, 500, 50)

@@ -57,11 +57,6 @@ def test_the_query_is_the_rule(num_users: int, num_priorities: int, most: int) -
         np.testing.assert_array_equal(kept, by_rule(users, priorities, most))
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_few_rows(count: int) -> None:
-    assert len(by_query(np.full(count, 7), np.full(count, 9), 3)) == count
-
-
 def test_uniform_choice() -> None:
     """Each of the 10 pairs of 5 rows is kept equally often: chi-square, 1e-6."""
     trials = 20_000
