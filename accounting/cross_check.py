@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -39,6 +38,7 @@ from accounting.core.validation import InputError
 
 #: Spacing of dp_accounting's grid of privacy losses.
 _INTERVAL = 1e-4
+_SOURCE = f"dp-accounting {metadata.version('dp-accounting')}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,34 +57,8 @@ class SecondOpinion:
 
     def to_text(self) -> str:
         """Returns the opinion as a line of text."""
-        return (
-            f"  cross-check {self.source}: epsilon {self.epsilon:.6g} of {self.event}"
-        )
-
-
-def check_plan(
-    plan: DpSgdPlan,
-    theorem: Theorem | None,
-    neighboring_relation: str,
-    max_examples_per_user: int,
-) -> None:
-    """Refuses, before any work, a plan of which dp_accounting has no event.
-
-    Args:
-      plan: How batches are made.
-      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the privacy unit is a user.
-
-    Raises:
-      InputError: it has none.
-    """
-    if theorem is not None:
-        raise InputError(
-            f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
-            f"for {theorem.name}. Omit --cross-check."
-        )
-    ask(plan, 1.0, neighboring_relation, max_examples_per_user)
+        found = f"epsilon {self.epsilon:.6g} of {self.event}"
+        return f"  cross-check {self.source}: {found}"
 
 
 def second_opinion(plan: DpSgdPlan, *, delta: float, **asked: Any) -> SecondOpinion:
@@ -105,36 +79,13 @@ def second_opinion(plan: DpSgdPlan, *, delta: float, **asked: Any) -> SecondOpin
       >>> round(found.epsilon, 2)
       1.52
     """
-    question = ask(plan, **asked)
-    relation = dp_accounting.NeighboringRelation[question.relation]
-    accountant: Any = pld.PLDAccountant(relation, _INTERVAL).compose(question.event)
-    epsilon_of = accountant.get_epsilon
-    if question.cost is not None:
-        epsilon_of = functools.partial(
-            epsilon_after_cost, question.cost, accountant.get_epsilon
-        )
-    return SecondOpinion(
-        source=_source(),
-        event=question.text,
-        epsilon=float(epsilon_of(delta)),
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EventQuestion:
-    """What dp_accounting is asked about a plan.
-
-    Attributes:
-      event: A ``DpEvent``.
-      relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
-      cost: Epsilon -> what truncation adds to dp_accounting's delta; None for nothing.
-      text: The question in words.
-    """
-
-    event: Any
-    relation: str
-    cost: Callable[[float], float] | None
-    text: str
+    event, other = ask(plan, **asked)
+    epsilon_of, text = other.compose(event).get_epsilon, str(event)
+    if (truncation := sampler_registry.get(plan.sampler).truncation) is not None:
+        cost = functools.partial(truncation.delta, plan)
+        epsilon_of = functools.partial(epsilon_after_cost, cost, epsilon_of)
+        text += f" plus {truncation.formula}"
+    return SecondOpinion(source=_SOURCE, event=text, epsilon=float(epsilon_of(delta)))
 
 
 def ask(
@@ -142,41 +93,40 @@ def ask(
     noise_multiplier: float,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
-) -> EventQuestion:
-    """Returns the question to which dp_accounting's answer is the epsilon of a plan.
+    theorem: Theorem | None = None,
+) -> tuple[Any, Any]:
+    """Returns the event of a plan without a cap, and an accountant for it.
 
     Args:
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the question is about a user.
+      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
 
     Raises:
       InputError: the installed dp_accounting has no event for the plan.
     """
+    if theorem is not None:
+        raise InputError(
+            f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
+            f"for {theorem.name}. Omit --cross-check."
+        )
     unit = neighboring_relation, max_examples_per_user
     brought(plan.sampler, *unit)  # refuses what is not accounted for
     truncation = sampler_registry.get(plan.sampler).truncation
-    cost, formula, untruncated = None, "", plan
-    if truncation is not None:
-        cost = functools.partial(truncation.delta, plan)
-        formula = f" plus {truncation.formula}"
-        untruncated = truncation.without(plan)
+    untruncated = plan if truncation is None else truncation.without(plan)
     event, relation = _event(untruncated, noise_multiplier, *unit)
-    asked = pld.PLDAccountant(dp_accounting.NeighboringRelation[relation])
-    if event is None or not asked.supports(event):
+    other: Any = pld.PLDAccountant(
+        dp_accounting.NeighboringRelation[relation], _INTERVAL
+    )
+    if event is None or not other.supports(event):
         raise InputError(
             f"Expected no --cross-check of sampler={plan.sampler!r}, {unit[0]}, "
-            f"max_examples_per_user={unit[1]}: {_source()} has no event for it. Omit "
+            f"max_examples_per_user={unit[1]}: {_SOURCE} has no event for it. Omit "
             "--cross-check."
         )
-    return EventQuestion(
-        event=event, relation=relation, cost=cost, text=f"{event}{formula}"
-    )
-
-
-def _source() -> str:
-    return f"dp-accounting {metadata.version('dp-accounting')}"
+    return event, other
 
 
 def _event(

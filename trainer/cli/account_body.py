@@ -79,7 +79,7 @@ def of_run(run: Path, asked: Asked) -> Said:
         most = max(count, privacy.count_of(manifest.dataset))
         theorem = privacy.theorem_of_run(record)
         plan = plan_of_all(manifest.plan, record.of_runs, theorem)
-        cross_check.check_plan(plan, theorem, relation, most)
+        cross_check.ask(plan, 1.0, relation, most, theorem)
     statement = privacy.run_statement(
         record, manifest, certificate=read_certificate(run), **claim
     )
@@ -182,7 +182,7 @@ def of_plan(
     claim = asked.claim
     if asked.cross_check:
         relation, count = claim["neighboring_relation"], claim["max_examples_per_user"]
-        cross_check.check_plan(plan, theorem, relation, count)
+        cross_check.ask(plan, 1.0, relation, count, theorem)
     statement = privacy.plan_statement(
         plan,
         noise_multiplier=noise_multiplier,
