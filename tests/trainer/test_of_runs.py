@@ -82,11 +82,11 @@ def test_noise_record_statement_page_and_metrics_are_of_all_runs(
     assert again["epsilon"] == exact
 
     table = write_held_out(tmp_path / "table", make_rows(3_000, seed=7))
-    price = evaluate.check(run, small_batches.path, table).price
-    assert price.noise_multiplier == 2 * gaussian_noise(exact, DELTA)
+    price = evaluate.evaluate(run, small_batches.path, table)["evaluation"]
+    assert price["noise_multiplier"] == 2 * gaussian_noise(exact, DELTA)
     both = f"({upper_text(exact)}, {DELTA!r})"
-    assert f"metrics of at most 4 such runs together are {both}" in price.claim
-    assert f"Their models and metrics together are {both}" in price.claim
+    assert f"metrics of at most 4 such runs together are {both}" in price["claim"]
+    assert f"Their models and metrics together are {both}" in price["claim"]
 
 
 def test_make_private_declares_runs(

@@ -16,7 +16,7 @@ from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.storage import read_json
 from trainer.model import rows
-from trainer.model.metrics import VOTE_METRICS
+from trainer.model.metrics import OTHER
 from trainer.model.rows import Target
 from trainer.report import run_files
 from trainer.report.run_files import (
@@ -63,19 +63,14 @@ class ChosenModel:
     target: Target | None = None
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes that are predicted; empty for none."""
-        return self.target.classes if self.target else ()
+    def is_exported(self) -> bool:
+        """Whether ``model`` has the requested weights."""
+        return _exported(self.run, self.average).is_dir()
 
     @property
     def model(self) -> pathlib.Path:
         """The SavedModel: that of the average if it was exported, else the last."""
-        return _saved_model(self.run, self.average) or _exported(self.run, LAST)
-
-    @property
-    def is_exported(self) -> bool:
-        """Whether ``model`` has the requested weights."""
-        return _saved_model(self.run, self.average) is not None
+        return _exported(self.run, self.average if self.is_exported else LAST)
 
 
 def choose(
@@ -97,8 +92,14 @@ def choose(
     signature = run_files.read_serving(run)
     iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
     possible = _possible(run, signature, has_iterates=bool(iterates))
-    _check_average(run, chosen, possible)
-    _check_intervals(chosen, uncertainty, len(iterates))
+    if chosen not in possible:
+        raise InputError(
+            f"Expected average={chosen!r} to be one that {run} has: "
+            f"{', '.join(possible)}. Others need --ema-decay, --tail or --keep-last of "
+            "`dpsgd train`; omv also needs a loss of classes."
+        )
+    if uncertainty is not None:
+        _check_intervals(chosen, uncertainty, len(iterates))
     predicted = rows.target_of(Manifest.from_json(read_json(run / MANIFEST_NAME)))
     return ChosenModel(
         run=run,
@@ -115,17 +116,12 @@ def _exported(run: pathlib.Path, average: str) -> pathlib.Path:
     return run / exported_names(None if average == LAST else average)[1]
 
 
-def _saved_model(run: pathlib.Path, average: str) -> pathlib.Path | None:
-    """Returns the folder of an exported model; None if there is none."""
-    path = _exported(run, average)
-    return path if path.is_dir() else None
-
-
 def _possible(
     run: pathlib.Path, signature: Serving, *, has_iterates: bool
 ) -> list[str]:
     """Returns the averages that the run exported or has the iterates for."""
-    exported = [name for name in (LAST, *WEIGHT_AVERAGES) if _saved_model(run, name)]
+    names = LAST, *WEIGHT_AVERAGES
+    exported = [name for name in names if _exported(run, name).is_dir()]
     if LAST not in exported:
         raise InputError(
             f"Expected the exported model {_exported(run, LAST)} to exist. Restore it, "
@@ -133,23 +129,12 @@ def _possible(
         )
     if not has_iterates:
         return exported
-    of_outputs = [OPA, OMV] if VOTE_METRICS[signature.task] else [OPA]
+    of_outputs = [OPA] if signature.task == OTHER else [OPA, OMV]
     more = (name for name in (PAST_EMA, UPA) if name not in exported)
     return [*exported, *more, *of_outputs]
 
 
-def _check_average(run: pathlib.Path, average: str, possible: list[str]) -> None:
-    if average not in possible:
-        raise InputError(
-            f"Expected average={average!r} to be one that {run} has: "
-            f"{', '.join(possible)}. Others need --ema-decay, --tail or --keep-last of "
-            "`dpsgd train`; omv also needs a loss of classes."
-        )
-
-
-def _check_intervals(average: str, level: float | None, num_iterates: int) -> None:
-    if level is None:
-        return
+def _check_intervals(average: str, level: float, num_iterates: int) -> None:
     if average != OPA:
         raise InputError(
             f"Expected no average={average!r} beside uncertainty={level}: intervals "

@@ -3,10 +3,11 @@
 Formal guarantees:
   - No user's code is needed or run: the model is a SavedModel.
   - A bounded number of rows and one kept iterate are in memory at a time.
-  - Predictions that are not finite are refused, unless the caller takes them.
-  - Predicted one at a time, rows have the same bits wherever they stand, and however
-    many there are.  In a batch kernels treat the last rows in another way.  A model
-    that would leave something of one to the next is then refused.
+  - Predictions that are not finite are refused, but of secret rows, of which a refusal
+    would tell.
+  - Secret rows are predicted one at a time, and have the same bits wherever they stand,
+    and however many there are.  In a batch kernels treat the last rows in another way.
+    A model that would leave something of one to the next is then refused.
 
 Public: weights.  Sensitive: rows, and predictions as their owner decides.
 """
@@ -46,16 +47,7 @@ Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 _BATCH_ROWS = 8192
 
 
-def _check_finite(outputs: Any) -> None:
-    check_finite(outputs, "--input")
-
-
-def load(
-    chosen: ChosenModel,
-    *,
-    check: Callable[[Any], None] = _check_finite,
-    one_by_one: bool = False,
-) -> Predict:
+def load(chosen: ChosenModel, *, are_secret: bool = False) -> Predict:
     """Returns the function that computes the predictions of the chosen model.
 
     They have the names of its signature or, of a majority vote, ``PREDICTED`` and
@@ -63,13 +55,12 @@ def load(
 
     Args:
       chosen: The model.
-      check: Refuses outputs by an InputError.
-      one_by_one: Whether rows are predicted one at a time, which takes longer.
+      are_secret: Whether the rows are, and each is predicted alone, which takes longer.
 
     Raises:
       InputError: the model or an iterate is damaged, or of another release.
     """
-    model = _ExportedModel(chosen, check, one_by_one=one_by_one)
+    model = _ExportedModel(chosen, are_secret=are_secret)
     of_iterates = chosen.average in (OPA, OMV)
     if not (of_iterates or chosen.is_exported):
         model.average_iterates()
@@ -89,11 +80,8 @@ def _loaded(model: pathlib.Path) -> Any:
 class _ExportedModel:
     """A SavedModel whose weights may be replaced."""
 
-    def __init__(
-        self, chosen: ChosenModel, check: Callable[[Any], None], *, one_by_one: bool
-    ) -> None:
-        self._chosen = chosen
-        self._check = check
+    def __init__(self, chosen: ChosenModel, *, are_secret: bool) -> None:
+        self._chosen, self._are_secret = chosen, are_secret
         self._names = [column.name for column in chosen.serving.inputs]
         digest = chosen.serving.digests.get(chosen.model.name)
         try:
@@ -111,12 +99,11 @@ class _ExportedModel:
                 f"with all of its files: {type(error).__name__}. Restore it, or train "
                 "again."
             ) from None
-        if one_by_one:
+        self._give = given
+        if are_secret:
             for give in given.values():
                 check_pure(give.graph, f"the model {chosen.model}")
-        self._give = {
-            name: _of_each(give) if one_by_one else give for name, give in given.items()
-        }
+            self._give = {name: _of_each(give) for name, give in given.items()}
 
     def predictions(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the predictions of the model with its current weights."""
@@ -162,7 +149,8 @@ class _ExportedModel:
             found = self._give[signature](**inputs)
             parts.append({name: value.numpy() for name, value in found.items()})
         joined = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-        self._check(joined)
+        if not self._are_secret:
+            check_finite(joined, "--input")
         return joined
 
     def _iterates(self) -> Iterator[list[np.ndarray]]:

@@ -24,14 +24,6 @@ the training examples.  The privacy statement does not protect the rows of the t
 Public: settings and number of rows.  Sensitive: rows, and predictions as their owner
 decides.
 
-A request to ``predict``, checked before TensorFlow is loaded.
-
-Formal guarantees:
-  - ``check`` writes nothing.
-  - The request that it returns can be executed: the run is finished and has the
-    requested weights, the table has the columns of its model, prepared or raw, and the
-    output does not exist.
-
 The table needs no label.  It may hold training examples: predictions are functions of
 the released weights.
 
@@ -61,7 +53,6 @@ its number.
 Formal guarantees:
   - ``predicted`` is the class that held-out accuracy counts, up to rounding: label 1
     above probability 0.5, and the first of the most probable classes.
-  - ``column_names`` names the columns of ``with_classes``.
 
 Public: names of classes.  Sensitive: rows, and predictions as their owner decides.
 
@@ -99,13 +90,13 @@ from pipelines.tables import table_files
 from pipelines.tables.cells import CELLS_NAME
 from pipelines.tables.reading import Part, RawInputs
 from trainer.model.evaluation import HeldOut
-from trainer.model.metrics import BINARY, CLASSES, OTHER
+from trainer.model.metrics import BINARY, OTHER
 from trainer.model.rows import as_table, schema_of
 from trainer.prediction.chosen_model import PREDICTED, ChosenModel, choose
 from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import PREDICTION, PROBABILITIES, PROBABILITY
-from trainer.run.iterates import in_units
-from trainer.run.preflight import check_local
+from trainer.run.iterates import STDDEV
+from trainer.settings.requests import check_local
 
 _CSV = ".csv"
 #: Suffixes of names; without one the file is Parquet.
@@ -170,13 +161,18 @@ OPTION = "--input"
 
 def open_rows(
     path: pathlib.Path, manifest: Manifest, carried: Sequence[str]
-) -> RowsToPredict:
-    """Returns the rows at a path, whose columns are checked.
+) -> tuple[int, Callable[[int], Iterator[Part]]]:
+    """Returns the size of a table, and what reads its rows; its columns are checked.
 
     Args:
       path: A file, a folder or a glob.
       manifest: Manifest of the run, with the columns that its model takes.
       carried: Columns to yield unchanged.
+
+    Returns:
+      The size in units of progress: rows, or bytes of a raw table.  A function that
+      yields inputs of the model, carried columns, and units read so far, in parts of
+      about a number of rows.
 
     Raises:
       InputError: no table, or columns that the model cannot take.
@@ -186,7 +182,7 @@ def open_rows(
         held_out = HeldOut(path, manifest.columns, manifest.dataset, option=OPTION)
         held_out.check_others(carried)
         parts = functools.partial(_prepared_parts, held_out, [*carried])
-        return RowsToPredict(total=held_out.num_rows, parts=parts)
+        return held_out.num_rows, parts
     found = manifest.dataset.get("cells")
     if found != CELLS_NAME:
         raise InputError(
@@ -196,7 +192,7 @@ def open_rows(
             "or prepare, batch and train again."
         )
     raw = RawInputs(str(path), schema, carried)
-    return RowsToPredict(total=raw.num_bytes, parts=raw.parts)
+    return raw.num_bytes, raw.parts
 
 
 def _is_prepared(file: table_files.TableFile) -> bool:
@@ -214,20 +210,6 @@ def _prepared_parts(
         yield columns, pa.Table.from_batches([rows.select(carried)]), done
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowsToPredict:
-    """Rows to predict.
-
-    Attributes:
-      total: Size of the table, in units of progress: rows, or bytes of a raw one.
-      parts: Yields inputs of the model, carried columns, and units read so far, in
-        parts of about a number of rows.
-    """
-
-    total: int
-    parts: Callable[[int], Iterator[Part]]
-
-
 def named(
     found: Mapping[str, np.ndarray], chosen: ChosenModel
 ) -> dict[str, np.ndarray]:
@@ -239,8 +221,12 @@ def named(
     """
     serving, target = chosen.serving, chosen.target
     if target is None or target.range is None or serving.outputs != (PREDICTION,):
-        return with_classes(found, serving.task, chosen.classes)
-    return in_units(found, target)
+        return with_classes(found, serving.task, target.classes if target else ())
+    unit = target.half_range
+    return {
+        name: values * unit if name == STDDEV else target.in_units(values)
+        for name, values in found.items()
+    }
 
 
 def with_classes(
@@ -258,14 +244,19 @@ def with_classes(
         return dict(found)
     first, most = next(iter(found.items()))
     number = most if first == PREDICTED else _number(most, task)
+    others = {name: values for name, values in found.items() if name != PREDICTED}
     # A model may have more classes than the table, or several labels in a row.
-    named = number.ndim == 1 and (task == BINARY or _widths(found) == {len(classes)})
-    if not (classes and named):
-        return {PREDICTED: number, **_without_predicted(found)}
+    widths = {values.shape[-1] for values in others.values()}
+    is_named = number.ndim == 1 and (task == BINARY or widths == {len(classes)})
+    if not (classes and is_named):
+        return {PREDICTED: number, **others}
     columns: dict[str, np.ndarray] = {PREDICTED: np.array(classes, object)[number]}
-    for column, values in _without_predicted(found).items():
-        parts = values.T if task == CLASSES else [values]
-        columns |= zip(_parts(column, task, classes), parts, strict=True)
+    if task == BINARY:
+        return {**columns, **others}
+    for column, values in others.items():
+        one = PROBABILITY if column == PROBABILITIES else column
+        names = (f"{one}_{name}" for name in classes)
+        columns |= zip(names, values.T, strict=True)
     return columns
 
 
@@ -273,63 +264,6 @@ def _number(probabilities: np.ndarray, task: str) -> np.ndarray:
     if task == BINARY:
         return (probabilities.reshape(-1) > 0.5).astype(np.int8)
     return probabilities.argmax(-1).astype(np.int32)
-
-
-def _widths(found: Mapping[str, np.ndarray]) -> set[int]:
-    return {values.shape[-1] for values in _without_predicted(found).values()}
-
-
-def _without_predicted(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: values for name, values in found.items() if name != PREDICTED}
-
-
-def _parts(column: str, task: str, classes: Sequence[str]) -> list[str]:
-    if task == BINARY or not classes:
-        return [column]
-    one = PROBABILITY if column == PROBABILITIES else column
-    return [f"{one}_{name}" for name in classes]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictRequest:
-    """A request that can be executed.
-
-    Attributes:
-      chosen: The model.
-      rows: Rows of the table.
-      out: New file.
-    """
-
-    chosen: ChosenModel
-    rows: RowsToPredict
-    out: pathlib.Path
-
-
-def check(
-    run: pathlib.Path,
-    table: pathlib.Path,
-    out: pathlib.Path,
-    *,
-    average: str | None = None,
-    uncertainty: float | None = None,
-    carry: Sequence[str] = (),
-) -> PredictRequest:
-    """Returns the checked request; arguments as for `predict`.
-
-    Raises:
-      InputError: name, value, bound, remedy.
-    """
-    check_local(run=run, input=table, out=out)
-    chosen = choose(run, average=average, uncertainty=uncertainty)
-    check_new(out)
-    check_name(out)
-    if len({*carry}) < len(carry):
-        raise InputError("Expected each column of --carry once. Omit the second.")
-    # Without the label, which the table need not have.
-    manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
-    manifest = dataclasses.replace(manifest, columns=chosen.serving.inputs)
-    rows = open_rows(table, manifest, carry)
-    return PredictRequest(chosen=chosen, rows=rows, out=out)
 
 
 #: Largest number and bytes of the rows that are read, predicted and written at a time.
@@ -365,8 +299,10 @@ def predict(
     table: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    average: str | None = None,
+    uncertainty: float | None = None,
+    carry: Sequence[str] = (),
     reporter: Reporter | None = None,
-    **how: Any,
 ) -> PredictSummary:
     """Writes the predictions of a finished run for every row of a table.
 
@@ -376,25 +312,38 @@ def predict(
         table (CSV, TSV, Parquet), which is read by the schema of the training examples.
         No label is needed.
       out: New file: Parquet, or CSV if its name ends in ".csv".
+      average: One of `requests.AVERAGES` that the run has; if None the last weights,
+        or the mean prediction where there are intervals.
+      uncertainty: Level of intervals in (0, 1); None for none.
+      carry: Columns of the table to copy to the output, such as an id.
       reporter: Receives progress; None for none.
-      **how: ``average``, one of `requests.AVERAGES` that the run has: the last weights
-        if None, or the mean prediction where there are intervals; ``uncertainty``, the
-        level of intervals in (0, 1); ``carry``, columns of the table to copy to the
-        output, such as an id.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
-    request = check(*map(pathlib.Path, (run, table, out)), **how)
+    folder, path = pathlib.Path(run), pathlib.Path(out)
+    check_local(run=folder, input=table, out=path)
+    chosen = choose(folder, average=average, uncertainty=uncertainty)
+    check_new(path)
+    check_name(path)
+    if len({*carry}) < len(carry):
+        raise InputError("Expected each column of --carry once. Omit the second.")
+    inputs_of_model = chosen.serving.inputs
+    # Without the label, which the table need not have.
+    manifest = Manifest.from_json(read_json(folder / MANIFEST_NAME))
+    manifest = dataclasses.replace(manifest, columns=inputs_of_model)
+    total, parts = open_rows(pathlib.Path(table), manifest, carry)
     reporter = reporter or Silent()
     reporter.say("loading TensorFlow")
     # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
-    predict_rows, chosen = load(request.chosen), request.chosen
-    reporter.start(request.rows.total, done=0)
-    with WrittenTable(request.out) as file:
-        for inputs, carried, done in request.rows.parts(_chunk_rows(request)):
+    predict_rows = load(chosen)
+    size = max(1, row_bytes(inputs_of_model))
+    num_rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // size))
+    reporter.start(total, done=0)
+    with WrittenTable(path) as file:
+        for inputs, carried, done in parts(num_rows):
             found = as_table(named(predict_rows(inputs), chosen))
             names = [*carried.column_names, *found.column_names]
             if len({*names}) < len(names):
@@ -407,14 +356,9 @@ def predict(
             reporter.advance(done)
     reporter.stop()
     return PredictSummary(
-        out=request.out,
+        out=path,
         num_rows=file.num_rows,
         columns=file.columns,
         average=chosen.average,
         uncertainty=chosen.level,
     )
-
-
-def _chunk_rows(request: PredictRequest) -> int:
-    size = max(1, row_bytes(request.chosen.serving.inputs))
-    return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // size))

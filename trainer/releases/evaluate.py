@@ -5,7 +5,7 @@
 Formal guarantees:
   - the metrics are (epsilon, delta)-private for one held-out row or user under
     zero-out: they are functions of one Gaussian release; of users of two, of which the
-    first gives the sensitivity of the second: see `Price.most_rows`.
+    first gives the sensitivity of the second: see `most_rows`.
   - model and metrics together are private at the larger epsilon of both, at one delta,
     if no row that is held out was trained on, scored runs, or gave statistics: a row
     that was trained on changes the model alone, and one that was held out the metrics
@@ -41,7 +41,7 @@ Formal guarantees:
     was trained on changes models alone, and a held-out one metrics alone, if it neither
     scored runs nor gave statistics.
   - of users, whose number of rows is not public, it is released first, and bounds the
-    sensitivity of the other sums: see `Price.most_rows`.
+    sensitivity of the other sums: see `most_rows`.
 
 Public: everything.
 """
@@ -66,7 +66,6 @@ from accounting.core.neighboring_relation import (
 from accounting.core.pld.dominating_pairs import gaussian_noise
 from accounting.core.validation import InputError, check_float, header
 from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
-from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.locks import locked
 from pipelines.core.users import Bounded
 from pipelines.files.storage import pretty_json, read_json, write_atomically
@@ -74,7 +73,6 @@ from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RunRecord
-from trainer.model import rows
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, CLASSES, LABEL, OTHER
 from trainer.prediction.chosen_model import ChosenModel, choose
@@ -187,27 +185,6 @@ class EvaluationPrice:
     claim: str
     of_rows: float = 0.0
 
-    def most_rows(self, rows: Count, bounded: Bounded) -> int:
-        """Returns a bound on the number of rows, with and without any one user.
-
-        It is the public one, or that of a release of the number: n with noise of
-        standard deviation s, plus k, plus as many s as normal noise falls short by with
-        probability ``of_rows``.  So with that probability at most the sums that are
-        bounded by it have another sensitivity, for either of two neighbours: given
-        that it holds, number and sums are one Gaussian mechanism with (epsilon, delta -
-        of_rows), and events where it does not add ``of_rows``.
-
-        Args:
-          rows: The number, with noise.
-          bounded: How users are bounded.
-        """
-        if not self.of_rows:
-            return bounded.num_examples
-        sides = -statistics.NormalDist().inv_cdf(self.of_rows)
-        # Noise is rounded to integers.
-        most = math.ceil(rows.value + rows.most + sides * rows.noise + 1)
-        return max(1, min(bounded.num_examples, most))
-
     @classmethod
     def of_one(
         cls,
@@ -250,6 +227,29 @@ class EvaluationPrice:
         )
 
 
+def most_rows(rows: Count, bounded: Bounded, of_rows: float) -> int:
+    """Returns a bound on the number of rows, with and without any one user.
+
+    It is the public one, or that of a release of the number: n with noise of standard
+    deviation s, plus k, plus as many s as normal noise falls short by with probability
+    ``of_rows``.  So with that probability at most the sums that are bounded by it have
+    another sensitivity, for either of two neighbours: given that it holds, number and
+    sums are one Gaussian mechanism with (epsilon, delta - of_rows), and events where it
+    does not add ``of_rows``.
+
+    Args:
+      rows: The number, with noise.
+      bounded: How users are bounded.
+      of_rows: Part of delta for the bound; 0 for the public one.
+    """
+    if not of_rows:
+        return bounded.num_examples
+    sides = -statistics.NormalDist().inv_cdf(of_rows)
+    # Noise is rounded to integers.
+    most = math.ceil(rows.value + rows.most + sides * rows.noise + 1)
+    return max(1, min(bounded.num_examples, most))
+
+
 #: Of models that predict one label.
 _OUTPUTS = ((PROBABILITY,), (PROBABILITIES,), (PREDICTION,))
 _ESTIMATES = {
@@ -260,26 +260,7 @@ _ESTIMATES = {
 _HEADER: Any = {"format_name": "dpsgd-evaluation", "version": 1}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateRequest:
-    """An evaluation that can be executed.
-
-    Attributes:
-      held_out: The rows.
-      chosen: The model.
-      method: Method of the run.
-      price: What it costs.
-      unit: Of a regression whose labels have a public range, half of it; else None.
-    """
-
-    held_out: HeldOut
-    chosen: ChosenModel
-    method: str
-    price: EvaluationPrice
-    unit: float | None
-
-
-def check(
+def evaluate(
     run: str | os.PathLike[str],
     batches: str | os.PathLike[str],
     table: str | os.PathLike[str],
@@ -288,28 +269,34 @@ def check(
     delta: float | None = None,
     allow_large_delta: bool = False,
     average: str | None = None,
-) -> EvaluateRequest:
-    """Returns the checked request; other arguments as for `evaluate`.
+    reporter: Reporter | None = None,
+) -> dict[str, Any]:
+    """Evaluates a finished run on held-out rows, privately; returns the metrics.
 
     Args:
+      run: Folder of the run, trained without held-out examples.
+      batches: Folder of the batches that it was trained on.
+      table: Held-out rows: a folder, a file or a glob of Parquet with the columns of
+        the batches.
       epsilon: Of the metrics, for one held-out row; that of the run if None.
       delta: Of metrics and run; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       average: Weights to evaluate, as for `predict.predict`; None for the last ones.
+      reporter: Receives progress; None for none.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
-    folder = pathlib.Path(run)
+    folder, reporter = pathlib.Path(run), reporter or Silent()
     chosen = choose(folder, average=average)
     record, manifest = run_record.read_run(folder)
-    check_task(chosen, manifest)
+    check_task(chosen)
     digests = _digests_of(batches, record)
     held_out = HeldOut(
         table, manifest.columns, manifest.dataset, digests, option="--input"
     )
     bounded = held_out.bounded
-    _check_unit(Bounded.of(manifest.dataset), bounded, table)
+    check_unit(Bounded.of(manifest.dataset), held_out, table)
     trained = SourceTable.from_json(read_checksums(batches).table)
     trained.check_apart(table_of(list_row_groups(os.fspath(table))), "--input")
     _check_new(folder)
@@ -322,32 +309,28 @@ def check(
     price = EvaluationPrice.of_one(
         asked, stated.delta, of_run=of_run, bounded=bounded, of_runs=record.of_runs
     )
-    return EvaluateRequest(
-        held_out=held_out,
-        chosen=chosen,
-        method=record.method,
-        price=price,
-        unit=unit_of(manifest),
-    )
+    reporter.say("loading TensorFlow")
+    with locked(folder / PRIVATE_NAME, folder):
+        _check_new(folder)
+        noise, of_rows = price.noise_multiplier, price.of_rows
+        found = estimated(held_out, chosen, noise, reporter, of_rows=of_rows)
+        metrics = {"method": record.method, **_fields(*found, chosen, price)}
+        write_atomically(folder / METRICS_NAME, pretty_json(metrics))
+    return metrics
 
 
-def check_task(chosen: ChosenModel, manifest: Manifest) -> None:
+def check_task(chosen: ChosenModel) -> None:
     """Accepts a model whose losses have a public bound.
-
-    Args:
-      chosen: The model.
-      manifest: Manifest of its batches.
 
     Raises:
       InputError: it predicts something else than one label, or nothing bounds it.
     """
-    names = [column.name for column in manifest.columns]
-    if chosen.serving.outputs not in _OUTPUTS or LABEL not in names:
+    if chosen.serving.outputs not in _OUTPUTS or chosen.target is None:
         raise InputError(
             f"Expected {chosen.run} to predict one label; its metrics have no public "
             "bound. Give `dpsgd train --eval`, whose metrics no epsilon covers."
         )
-    if chosen.serving.task == OTHER and unit_of(manifest) is None:
+    if chosen.serving.task == OTHER and chosen.target.range is None:
         raise InputError(
             f"Expected the label of {chosen.run} to have a public range, which bounds "
             "the errors of the numbers that it predicts. Give it a range in the "
@@ -355,29 +338,31 @@ def check_task(chosen: ChosenModel, manifest: Manifest) -> None:
         )
 
 
-def unit_of(manifest: Manifest) -> float | None:
-    """Returns half of the range that labels in [-1, 1] have; None without a range."""
-    found = rows.target_of(manifest)
-    return None if found is None or found.range is None else found.half_range
-
-
-def _check_unit(
-    of_run: Bounded | None, found: Bounded | None, table: str | os.PathLike[str]
+def check_unit(
+    of_run: Bounded | None, held_out: HeldOut, table: str | os.PathLike[str]
 ) -> None:
     """Refuses held-out rows whose privacy unit is not that of the run.
 
     Of users by another column, or who are not bounded, nothing bounds how many rows of
     one user of the run are held out.
+
+    Args:
+      of_run: How the users of the training rows are bounded; None if the unit is a row.
+      held_out: The rows.
+      table: Where they are.
+
+    Raises:
+      InputError: the units differ.
     """
     wanted, unit = (
         "a row" if each is None else f"a user by column {each.user_column}"
-        for each in (of_run, found)
+        for each in (of_run, held_out.bounded)
     )
     if wanted != unit:
         raise InputError(
-            f"Expected --input {table} to have the privacy unit of the run, {wanted}; "
-            f"it is {unit}. Give a part of the same preparation; of users `dpsgd "
-            "prepare --bound-held-out` makes it."
+            f"Expected {held_out.option} {table} to have the privacy unit of the run, "
+            f"{wanted}; it is {unit}. Give a part of the same preparation; of users "
+            "`dpsgd prepare --bound-held-out` makes it."
         )
 
 
@@ -402,58 +387,37 @@ def _check_new(run: pathlib.Path) -> None:
     )
 
 
-def evaluate(
-    run: str | os.PathLike[str],
-    batches: str | os.PathLike[str],
-    table: str | os.PathLike[str],
+def estimated(
+    held_out: HeldOut,
+    chosen: ChosenModel,
+    noise_multiplier: float,
+    reporter: Reporter,
     *,
-    reporter: Reporter | None = None,
-    **settings: Any,
-) -> dict[str, Any]:
-    """Evaluates a finished run on held-out rows, privately; returns the metrics.
-
-    Args:
-      run: Folder of the run, trained without held-out examples.
-      batches: Folder of the batches that it was trained on.
-      table: Held-out rows: a folder, a file or a glob of Parquet with the columns of
-        the batches.
-      reporter: Receives progress; None for none.
-      settings: Other arguments of `check`, by name.
-
-    Raises:
-      InputError: name, value, bound, remedy.
-    """
-    request, reporter = check(run, batches, table, **settings), reporter or Silent()
-    folder = request.chosen.run
-    reporter.say("loading TensorFlow")
-    with locked(folder / PRIVATE_NAME, folder):
-        _check_new(folder)
-        metrics = _fields(request, *estimated(request, reporter))
-        write_atomically(folder / METRICS_NAME, pretty_json(metrics))
-    return metrics
-
-
-def estimated(request: EvaluateRequest, reporter: Reporter) -> tuple[Estimates, float]:
+    of_rows: float = 0.0,
+) -> tuple[Estimates, float]:
     """Returns the metrics of one release, and the largest loss that counts.
 
     Args:
-      request: From ``check``, or one whose price is of something else.
+      held_out: The rows.
+      chosen: The model, which ``check_task`` accepted.
+      noise_multiplier: Noise standard deviation over the sensitivity of all sums.
       reporter: Receives progress.
+      of_rows: See `most_rows`.
     """
-    bounded, price = request.held_out.bounded, request.price
+    bounded, target = held_out.bounded, chosen.target
     # Progress would tell how many rows users have.
-    rows = _read(request, Silent() if bounded else reporter)
+    rows = _read(held_out, chosen, noise_multiplier, Silent() if bounded else reporter)
     if bounded is None:
-        count, at_most = Count(value=request.held_out.num_rows), None
+        count, at_most = Count(value=held_out.num_rows), None
     else:
-        count = _count(release({"rows": rows.count()}, price.noise_multiplier), bounded)
-        at_most = price.most_rows(count, bounded)
-    released = release(rows.sums(at_most), price.noise_multiplier)
-    find = _ESTIMATES[request.chosen.serving.task]
-    found, unit = find(released, count, rows.cap), request.unit or 1.0
-    if request.unit is not None:
+        count = _count(release({"rows": rows.count()}, noise_multiplier), bounded)
+        at_most = most_rows(count, bounded, of_rows)
+    released = release(rows.sums(at_most), noise_multiplier)
+    found, unit = _ESTIMATES[chosen.serving.task](released, count, rows.cap), 1.0
+    if target is not None and target.range is not None:
+        unit = target.half_range
         found = found.in_units(unit)
-    if count.value < least_rows(rows, price.noise_multiplier):
+    if count.value < least_rows(rows, noise_multiplier):
         found = found.without_metrics()
     return found, rows.cap * unit**2
 
@@ -463,20 +427,23 @@ def _count(released: dict[str, NoisySum], bounded: Bounded) -> Count:
     return Count(value=max(1.0, float(found.values[0])), noise=found.stddev, most=most)
 
 
-def _read(request: EvaluateRequest, reporter: Reporter) -> KeptRows:
+def _read(
+    held_out: HeldOut, chosen: ChosenModel, noise_multiplier: float, reporter: Reporter
+) -> KeptRows:
     """Returns all rows."""
     # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
-    signature = request.chosen.serving
-    # In a batch a model may mix rows, and their bits depend on their number.
-    predict = load(request.chosen, check=_take, one_by_one=True)
+    predict, (output, *_) = load(chosen, are_secret=True), chosen.serving.outputs
     rows, done = None, 0
-    reporter.start(request.held_out.num_rows, done=0)
-    for columns in request.held_out.batches():
-        labels, found = columns[LABEL], predict(columns)[signature.outputs[0]]
+    reporter.start(held_out.num_rows, done=0)
+    for columns in held_out.batches():
+        labels, found = columns[LABEL], predict(columns)[output]
         if rows is None:
-            rows = _kept(request, labels, found)
+            rows = _kept(held_out, chosen.serving.task, labels, found)
+            bounded = held_out.bounded
+            most = bounded.num_examples if bounded else held_out.num_rows
+            check_rows(rows, noise_multiplier, most, held_out.option)
         rows.add(np.asarray(labels), found)
         done += len(found)
         reporter.advance(done)
@@ -486,35 +453,29 @@ def _read(request: EvaluateRequest, reporter: Reporter) -> KeptRows:
 
 
 def _kept(
-    request: EvaluateRequest, labels: np.ndarray, predictions: np.ndarray
+    held_out: HeldOut, task: str, labels: np.ndarray, predictions: np.ndarray
 ) -> KeptRows:
-    """Returns what is kept of rows such as these, of which enough are needed."""
-    task, bounded = request.chosen.serving.task, request.held_out.bounded
+    """Returns what is kept of rows such as these."""
+    bounded = held_out.bounded
     if task == OTHER and not labels.size == predictions.size == len(labels):
         raise InputError(
             "Expected one number in each label and prediction, for a metric with a "
             "public bound. Give `dpsgd train --eval`, whose metrics no epsilon covers."
         )
-    rows = kept_rows(
+    return kept_rows(
         task,
         2 if task == BINARY else predictions.shape[-1],
         bounded.max_examples_per_user if bounded else None,
     )
-    num_rows = bounded.num_examples if bounded else request.held_out.num_rows
-    check_rows(rows, request.price.noise_multiplier, num_rows, "--input")
-    return rows
 
 
-def _take(_: Any) -> None:
-    """Takes outputs that are not finite, since a refusal would tell of a row."""
-
-
-def _fields(request: EvaluateRequest, found: Estimates, cap: float) -> dict[str, Any]:
-    """Returns the fields of metrics.json."""
+def _fields(
+    found: Estimates, cap: float, chosen: ChosenModel, price: EvaluationPrice
+) -> dict[str, Any]:
+    """Returns the fields of metrics.json but for the method."""
     known = {name: each for name, each in found.metrics.items() if each is not None}
     return {
         "examples": "held-out",
-        "method": request.method,
         **{n: None if e is None else e.value for n, e in found.metrics.items()},
         "num_examples": round(found.num_rows),
         "guessing": found.guessing,
@@ -523,8 +484,8 @@ def _fields(request: EvaluateRequest, found: Estimates, cap: float) -> dict[str,
         "intervals": {name: each.interval for name, each in known.items()},
         "evaluation": {
             **header(**_HEADER),
-            **dataclasses.asdict(request.price),
-            "weights": request.chosen.average,
+            **dataclasses.asdict(price),
+            "weights": chosen.average,
             "largest_loss": cap,
             "larger_losses": None if found.capped is None else found.capped.value,
         },

@@ -40,19 +40,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from accounting import profiles
-from accounting.claims.selection import (
-    NumberOfRuns,
-    Tuning,
-    law_of,
-    noise_of_best,
-)
+from accounting.claims.selection import NumberOfRuns, Tuning, law_of, noise_of_best
 from accounting.core.intervals import upper_text
-from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
-from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.dominating_pairs import gaussian_noise
-from accounting.core.validation import InputError, header
-from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME, read_checksums
-from pipelines.core.files.locks import LOCK_NAME, in_use, locked
+from accounting.core.validation import InputError, check_choice, header
+from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
+from pipelines.core.files.locks import LOCK_NAME, locked
 from pipelines.files import processes
 from pipelines.files.outputs import make_private_folder
 from pipelines.files.storage import pretty_json, read_json, write_atomically
@@ -60,14 +53,12 @@ from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_group
 from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from pipelines.tables.kinds import REGRESSION
-from pipelines.tables.schema import DATASET_NAME
 from trainer.core.run import run_record
 from trainer.core.run.checkpoints import has_ended
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, CLASSES, LOWER_IS_BETTER, OTHER, SQUARED_ERROR
 from trainer.prediction.chosen_model import choose
 from trainer.releases import evaluate
-from trainer.releases.evaluate import EvaluationPrice, check_rows, kept_rows
 from trainer.report.progress import Reporter, Silent
 from trainer.run import privacy
 from trainer.run.preflight import check_files_of, is_finished, with_loss
@@ -76,18 +67,15 @@ from trainer.settings.requests import Request
 from trainer.settings.train_settings import TrainSettings
 
 NAME, STATE_NAME = "tuning.json", "runs.json"
-AUTO, AUC, LOG_LOSS, ACCURACY = "auto", "auc", "log_loss", "accuracy"
+AUTO = "auto"
 #: Task -> its scores, the one of ``AUTO`` first.
 _SCORES = {
-    BINARY: (AUC, LOG_LOSS, ACCURACY),
-    CLASSES: (ACCURACY, LOG_LOSS),
+    BINARY: ("auc", "log_loss", "accuracy"),
+    CLASSES: ("accuracy", "log_loss"),
     OTHER: (SQUARED_ERROR,),
 }
 _HEADER: Any = {"format_name": "dpsgd-tuning", "version": 1}
 _TRAIN = "trainer.train:train"
-_RUN, _BATCHES = "run", "batches"
-#: A search for the noise of scores starts at so many times that of one score.
-_GUESS = 1.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,33 +83,20 @@ class TuneRequest:
     """A search that can be executed.
 
     Attributes:
-      source: Training rows.
-      scored: Held-out rows.
       out: Folder for the results.
       batches: How each run samples.
       candidates: Settings of the runs, with their noise.
-      price: Of the scores.
-      described: The fields of ``NAME`` before there is a winner.
+      law: Law of the number of runs.
+      asked: What the search is known by.
+      described: The fields of ``NAME``.
     """
 
-    source: str
-    scored: pathlib.Path
     out: pathlib.Path
     batches: BatchSettings
     candidates: tuple[TrainSettings, ...]
-    price: EvaluationPrice
+    law: NumberOfRuns
+    asked: dict[str, Any]
     described: dict[str, Any]
-
-    @property
-    def plan(self) -> DpSgdPlan:
-        """The plan of each run."""
-        return DpSgdPlan.from_json(self.described["asked"]["plan"])
-
-    @property
-    def law(self) -> NumberOfRuns:
-        """Law of the number of runs."""
-        asked, price = self.described["asked"], self.described["price"]
-        return law_of(asked["num_runs"], price["shape"])
 
 
 def check(
@@ -155,14 +130,9 @@ def check(
     dataset = list_blocks(source)
     plan = batches.plan(dataset.num_examples)
     settings = _settled(candidates, dataset)
-    task = settings[0].task
-    score = _SCORES[task][0] if score == AUTO else score
-    if score not in _SCORES[task]:
-        raise InputError(
-            f"Expected --by {score} to be a score of the task {task!r}. Give "
-            f"{' or '.join(_SCORES[task])}."
-        )
-    num_rows = _check_scored(scored, dataset)
+    task, num_rows = settings[0].task, _check_scored(scored, dataset)
+    scores = _SCORES[task]
+    check_choice("by", score, (AUTO, *scores))
     asked: dict[str, Any] = {
         "input": source,
         "scored": str(scored),
@@ -170,56 +140,40 @@ def check(
         "batches": dataclasses.asdict(batches),
         "candidates": [dataclasses.asdict(each) for each in settings],
         "num_runs": num_runs,
-        "score": score,
+        "score": scores[0] if score == AUTO else score,
     }
     asked = json.loads(json.dumps(asked, default=str))  # as it is read again
     # A row that scores has epsilon and delta of a row that trains.
     epsilon, delta = settings[0].target_epsilon or 0, settings[0].target_delta or 0
     of_runs = Tuning(plan=plan, num_runs=num_runs, delta=delta)
-    # One score alone needs less noise than the best of several.
-    alone = gaussian_noise(epsilon, delta)
     num_classes = dataset.description.get("label", {}).get("num_classes")
-    rows, where = kept_rows(task, num_classes or 2), f"--score {scored}"
-    check_rows(rows, alone, num_rows, where)
+    rows, where = evaluate.kept_rows(task, num_classes or 2), f"--score {scored}"
+    # One score alone needs less noise than the best of several.
+    evaluate.check_rows(rows, gaussian_noise(epsilon, delta), num_rows, where)
     described = begun(out, asked) or _priced(of_runs, asked, say)
     price = described["price"]
-    check_rows(rows, price["noise_of_score"], num_rows, where)
+    evaluate.check_rows(rows, price["noise_of_score"], num_rows, where)
     noisy = {
         "target_epsilon": None,
         "noise_multiplier": price["noise_multiplier"],
         "selection": (num_runs, price["shape"]),
     }
     return TuneRequest(
-        source=source,
-        scored=scored,
         out=out,
         batches=batches,
         candidates=tuple(dataclasses.replace(each, **noisy) for each in settings),
-        price=EvaluationPrice(
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=price["noise_of_score"],
-            claim=described["claim"],
-        ),
+        law=law_of(num_runs, price["shape"]),
+        asked=asked,
         described=described,
     )
 
 
 def _check_scored(scored: pathlib.Path, dataset: Dataset) -> int:
     """Returns the number of rows that score, which train nothing, or refuses them."""
-    held_out = HeldOut(
-        scored,
-        dataset.columns,
-        dataset.description,
-        dataset.footers.values(),
-        option="--score",
-    )
-    if held_out.bounded is not None:
-        raise InputError(
-            f"Expected the users of --score {scored} not to be bounded, since the "
-            "privacy unit of --input is a row. Give rows that `dpsgd prepare` did not "
-            "choose."
-        )
+    columns, described = dataset.columns, dataset.description
+    digests = dataset.footers.values()
+    held_out = HeldOut(scored, columns, described, digests, option="--score")
+    evaluate.check_unit(None, held_out, scored)
     of_score = table_of(list_row_groups(os.fspath(scored)))
     table_of(dataset).check_apart(of_score, "--score")
     return held_out.num_rows
@@ -232,13 +186,7 @@ def _settled(
     if dataset.bounded is not None:
         raise privacy.no_search_of_users()
     settings = [with_loss(each, dataset.description) for each in candidates]
-    if not settings:
-        raise InputError("Expected candidates to choose from; got none.")
-    described = dataset.description
-    has_range = (
-        described.get("name") == DATASET_NAME
-        and described["label"]["task"] == REGRESSION
-    )
+    label = dataset.description.get("label", {})
     epsilon, delta = settings[0].target_epsilon, settings[0].target_delta
     for each in settings:
         if each.method == NON_PRIVATE or privacy.theorem_of_settings(each):
@@ -253,7 +201,7 @@ def _settled(
                 f"and of_runs=1, not {each.of_runs}: the theorem gives all one epsilon."
             )
         check_files_of(each)
-        if each.task == OTHER and not has_range:
+        if each.task == OTHER and label.get("task") != REGRESSION:
             raise InputError(
                 f"Expected loss={each.loss!r} to predict one of two or more classes, "
                 "or a number whose range the schema has: nothing bounds what one row "
@@ -270,32 +218,23 @@ def begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
       asked: What it is known by.
 
     Raises:
-      InputError: another search began there, it is finished, or there is something
-        else.
+      InputError: another search began there, or there is something else.
     """
-    path = out / NAME
-    if not path.exists():
-        names = [each.name for each in out.iterdir()] if out.is_dir() else []
-        if (out.exists() and not out.is_dir()) or names not in ([], [LOCK_NAME]):
+    if (out / NAME).exists():
+        found: dict[str, Any] = read_json(out / NAME)
+        if found != {**found, **header(**_HEADER), "asked": asked}:
             raise InputError(
-                f"Expected --out {out} to be new, or of a stopped search. Choose "
-                "another."
+                f"Expected --out {out} to be of this very search; it is of one with "
+                "other settings. Give the same, or another --out."
             )
-        return None
-    found: dict[str, Any] = read_json(path)
-    if found != {**found, **header(**_HEADER), "asked": asked}:
+        return found
+    if out.exists() and (
+        not out.is_dir() or {each.name for each in out.iterdir()} - {LOCK_NAME}
+    ):
         raise InputError(
-            f"Expected --out {out} to be of this very search; it is of one with other "
-            "settings. Give the same, or another --out."
+            f"Expected --out {out} to be new, or of a stopped search. Choose another."
         )
-    # With a private folder it was killed while it removed that.
-    if found["winner"] is not None and not (out / PRIVATE_NAME).exists():
-        raise InputError(
-            f"Expected --out {out} to be unfinished; its winner is in {out}/run. A "
-            "second search is a second release, whose epsilon adds. Choose another "
-            "--out for it."
-        )
-    return found
+    return None
 
 
 def _priced(
@@ -310,23 +249,19 @@ def _priced(
         found.runs,
         epsilon=epsilon,
         delta=delta,
-        guess=_GUESS * gaussian_noise(epsilon, delta),
+        guess=1.5 * gaussian_noise(epsilon, delta),
         say=lambda text: say(f"score: {text}"),
     )
-    price = {
-        **found.to_json(),
-        "delta": delta,
-        "noise_of_score": noise,
-    }
+    price = {**found.to_json(), "delta": delta, "noise_of_score": noise}
     both = upper_text(max(found.epsilon, epsilon))
     claim = (
         f"Model and best score together are ({both}, {delta!r})-differentially private "
-        "for one row of --input or --score under the "
-        f"{NAMES[REPLACE_SPECIAL]} relation, if none is in both. Other releases of the "
-        "rows of --score, such as ranges or metrics, add their epsilon and delta."
+        f"for one row of --input or --score under {evaluate.relations(None)}, if none "
+        "is in both. Other releases of the rows of --score, such as ranges or metrics, "
+        "add their epsilon and delta."
     )
-    begun = {"asked": asked, "price": price, "claim": claim, "winner": None}
-    return {**header(**_HEADER), **begun}
+    fields = {"asked": asked, "price": price, "claim": claim, "winner": None}
+    return {**header(**_HEADER), **fields}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -362,12 +297,14 @@ def _drawn(request: TuneRequest) -> _State:
 
 
 def _rows_of(request: TuneRequest) -> tuple[str, ...]:
-    folders = request.source, os.fspath(request.scored)
+    folders = request.asked["input"], request.asked["scored"]
     return tuple(list_row_groups(folder).digest for folder in folders)
 
 
 def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
     """Searches for the best candidate, privately; returns the fields of ``NAME``.
+
+    A finished search only says again what it found.
 
     Args:
       request: From `tuning.check`.
@@ -380,21 +317,20 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
     private = request.out / PRIVATE_NAME
     request.out.mkdir(parents=True, exist_ok=True)
     with locked(request.out, request.out):
-        # Another one may have begun, or ended, since the request was checked.
-        at_present = begun(request.out, request.described["asked"])
-        if at_present not in (None, request.described):
-            raise in_use(request.out)
-        if request.described["winner"] is not None:
-            shutil.rmtree(private)  # it was killed while it did so
-            return request.described
+        # Another process may have begun or ended it since the request was checked.
+        at_present = begun(request.out, request.asked) or request.described
+        if at_present["winner"] is not None:
+            shutil.rmtree(private, ignore_errors=True)  # it was killed before
+            return at_present
         write_atomically(request.out / NAME, pretty_json(request.described))
         make_private_folder(private, remedy="Choose another --out.")
         path = private / STATE_NAME
         state = _State(**read_json(path)) if path.exists() else _drawn(request)
         write_atomically(path, pretty_json(dataclasses.asdict(state)))
+        num_steps = request.asked["plan"]["num_steps"]
         reporter.say(
-            f"searching: {request.law.mean:.1f} runs of {request.plan.num_steps} steps "
-            "are expected; how many there are is secret, so that no progress is shown"
+            f"searching: {request.law.mean:.1f} runs of {num_steps} steps are expected;"
+            " how many there are is secret, so that no progress is shown"
         )
         while state.done < len(state.runs):
             _forget(private, state)
@@ -405,12 +341,10 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
                     "another search, whose epsilon adds."
                 )
             score, metrics = _scored(request, state)
-            found = dataclasses.replace(state, done=state.done + 1)
+            found: dict[str, Any] = {"done": state.done + 1}
             if state.best < 0 or _order(score) > _order(state.score):
-                found = dataclasses.replace(
-                    found, best=state.done, score=score, metrics=metrics
-                )
-            state = found
+                found |= {"best": state.done, "score": score, "metrics": metrics}
+            state = dataclasses.replace(state, **found)
             write_atomically(path, pretty_json(dataclasses.asdict(state)))
         return _published(request, state)
 
@@ -431,12 +365,13 @@ def _scored(request: TuneRequest, state: _State) -> tuple[float | None, dict[str
     """Makes batches and a run, and returns its score and the metrics of its release."""
     token, candidate = state.runs[state.done]
     folder = request.out / PRIVATE_NAME / token
-    run, batches = folder / _RUN, folder / _BATCHES
+    run, batches = folder / "run", folder / "batches"
     if not (batches / MANIFEST_NAME).exists():
         folder.mkdir(exist_ok=True)
-        processes.call(MAKE_BATCHES, request.source, str(batches), request.batches)
+        source = request.asked["input"]
+        processes.call(MAKE_BATCHES, source, str(batches), request.batches)
     settings = request.candidates[candidate]
-    asked = Request(settings=settings, batches=batches, held_out=None, run=run)
+    asked = Request(settings=settings, batches=batches, run=run)
     while not is_finished(run):
         if has_ended(run):
             return None, {}
@@ -445,59 +380,45 @@ def _scored(request: TuneRequest, state: _State) -> tuple[float | None, dict[str
         except InputError:
             if not has_ended(run):
                 raise
-    return _score(request, run, batches)
+    return _score(request, run)
 
 
 def _score(
-    request: TuneRequest, run: pathlib.Path, batches: pathlib.Path
+    request: TuneRequest, run: pathlib.Path
 ) -> tuple[float | None, dict[str, Any]]:
+    asked, chosen = request.asked, choose(run)
+    evaluate.check_task(chosen)
     _, manifest = run_record.read_run(run)
-    inputs = read_checksums(batches).inputs
-    chosen = choose(run)
-    evaluate.check_task(chosen, manifest)
-    asked = evaluate.EvaluateRequest(
-        held_out=HeldOut(
-            request.scored,
-            manifest.columns,
-            manifest.dataset,
-            inputs,
-            option="--score",
-        ),
-        chosen=chosen,
-        method="",
-        price=request.price,
-        unit=evaluate.unit_of(manifest),
-    )
-    found, _ = evaluate.estimated(asked, Silent())
+    columns = manifest.columns
+    scored = HeldOut(asked["scored"], columns, manifest.dataset, option="--score")
+    noise = request.described["price"]["noise_of_score"]
+    found, _ = evaluate.estimated(scored, chosen, noise, Silent())
     metrics: dict[str, Any] = {
         name: {"value": each.value, "interval": each.interval}
         for name, each in found.metrics.items()
         if each is not None and math.isfinite(each.value)
     }
-    score = request.described["asked"]["score"]
-    value: float | None = metrics.get(score, {}).get("value")
-    return (-value if value and score in LOWER_IS_BETTER else value), metrics
+    value: float | None = metrics.get(asked["score"], {}).get("value")
+    return (-value if value and asked["score"] in LOWER_IS_BETTER else value), metrics
 
 
 def _published(request: TuneRequest, state: _State) -> dict[str, Any]:
     """Moves the winner out of ``private``, and removes what is left there."""
     private = request.out / PRIVATE_NAME
     token, candidate = state.runs[state.best]
-    run = private / token / _RUN
+    run = private / token / "run"
     if has_ended(run) and not is_finished(run):
         raise InputError(
             f"Expected a run of the search in {request.out} to reach its last step; an "
             "error of its values or code has ended each for good. Begin another search "
             "with other --learning-rate or --or, whose epsilon adds."
         )
-    for name in (_BATCHES, _RUN):
+    for name in ("batches", "run"):
         if (private / token / name).exists():
             os.rename(private / token / name, request.out / name)
-    asked = request.described["asked"]
     winner = {
         "candidate": candidate,
-        "settings": asked["candidates"][candidate],
-        "score": asked["score"],
+        "settings": request.asked["candidates"][candidate],
         "metrics": state.metrics,
     }
     found = {**request.described, "winner": winner}

@@ -185,9 +185,9 @@ def test_an_unfinished_run_and_one_without_a_model_are_refused(
     shutil.copytree(folder / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "saved_model")
 
-    def check() -> predict.PredictRequest:
+    def check() -> None:
         run, table = tmp_path / "run", folder / "table"
-        return predict.check(run, table, tmp_path / "out")
+        predict.predict(run, table, tmp_path / "out")
 
     with pytest.raises(InputError, match="saved_model to exist"):
         check()

@@ -153,9 +153,9 @@ def test_rows_of_the_same_table_are_of_another_part(
     given = (run, root / "batches-run-a", root / "table")
     if refused:
         with pytest.raises(InputError, match="--input to hold no training examples"):
-            private.check(*given)
+            evaluate(*given)
     else:
-        assert private.check(*given).held_out.num_rows == len(ROWS["label"])
+        assert evaluate(*given)["num_examples"] == len(ROWS["label"])
 
 
 def test_files_of_training_rows_are_refused(
@@ -374,20 +374,18 @@ def test_a_prediction_that_is_not_finite_refuses_nothing(
     evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A refusal would tell of a row.
-    load = exported_model.load
+    of_each = exported_model._of_each
 
-    def wild(chosen: Any, *, check: Callable[[Any], None], **more: Any) -> Any:
-        predict = load(chosen, check=check, **more)
-
-        def some(columns: Any) -> dict[str, np.ndarray]:
-            found = predict(columns)["probability"].copy()
-            found[::2] = np.nan
-            check({"probability": found})
-            return {"probability": found}
+    def wild(give: Any) -> Any:
+        def some(**columns: Any) -> Any:
+            [(name, found)] = of_each(give)(**columns).items()
+            values = found.numpy()
+            values[::2] = np.nan
+            return {name: tf.constant(values)}
 
         return some
 
-    monkeypatch.setattr(exported_model, "load", wild)
+    monkeypatch.setattr(exported_model, "_of_each", wild)
     assert evaluated(epsilon=4.0)["log_loss"] > 2.0
 
 

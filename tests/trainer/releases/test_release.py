@@ -11,7 +11,7 @@ from scipy import stats
 from accounting.core.pld.dominating_pairs import gaussian_epsilon
 from pipelines.core.users import Bounded
 from trainer.releases.estimates import Count
-from trainer.releases.evaluate import EvaluationPrice
+from trainer.releases.evaluate import EvaluationPrice, most_rows
 from trainer.releases.held_out_sums import RowSum, release
 
 #: Of each statistical test.
@@ -60,11 +60,6 @@ def test_more_than_one_in_shares_or_no_noise_is_refused(
 BOUNDED = Bounded(user_column="u", max_examples_per_user=5, num_examples=9_000)
 
 
-def price(**changes: float) -> EvaluationPrice:
-    given = {"epsilon": 1.0, "delta": 1e-6, "noise_multiplier": 4.0, **changes}
-    return EvaluationPrice(claim="", **given)
-
-
 def test_the_noise_of_users_leaves_room_for_the_bound_on_their_rows() -> None:
     found = EvaluationPrice.of_one(1.0, 1e-6, of_run=2.0, bounded=BOUNDED)
     assert found.of_rows == 1e-8
@@ -82,15 +77,10 @@ def test_the_noise_of_users_leaves_room_for_the_bound_on_their_rows() -> None:
 
 def test_the_bound_is_below_the_rows_with_its_part_of_delta_at_most() -> None:
     of_rows, count, true = 0.02, 20_000, 5_000
-    found = price(of_rows=of_rows)
     one = RowSum(values=np.full(count, true), bound=5, share=0.2)
-    released = release({"rows": one}, found.noise_multiplier)["rows"]
-    bounds = np.array(
-        [
-            found.most_rows(Count(value=n, noise=released.stddev, most=5), BOUNDED)
-            for n in released.values
-        ]
-    )
+    released = release({"rows": one}, 4.0)["rows"]
+    counts = (Count(value=n, noise=released.stddev, most=5) for n in released.values)
+    bounds = np.array([most_rows(each, BOUNDED, of_rows) for each in counts])
     # The neighbour may have k rows more, which the bound covers, too.
     below = int((bounds < true + 5).sum())
     assert below <= stats.binom.ppf(1 - ERROR_RATE, count, of_rows)
@@ -104,7 +94,7 @@ def test_the_public_number_bounds_the_rows_where_no_delta_is_left_for_it(
     rows = Count(value=3_000, noise=46.3, most=5)
     # 3,000 + 5 + 1 + 46.3 times the quantile of normal noise.
     wanted = 3_006 + 46.3 * stats.norm.isf(1e-8) if of_rows else 9_000
-    assert price(of_rows=of_rows).most_rows(rows, BOUNDED) == np.ceil(wanted)
+    assert most_rows(rows, BOUNDED, of_rows) == np.ceil(wanted)
     assert np.ceil(wanted) == most
     many = Count(value=8_990, noise=46.3, most=5)
-    assert price(of_rows=of_rows).most_rows(many, BOUNDED) == 9_000
+    assert most_rows(many, BOUNDED, of_rows) == 9_000
