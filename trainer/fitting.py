@@ -237,7 +237,7 @@ def add_validation_point(
     points.append({**numbers, "step": step, "num_examples": num_examples(data)})
     curve = {"examples": "held-out", "points": points}
     last = {"examples": "held-out", "method": method, **points[-1]}
-    last |= {"aggregates": {}, "uncertainty": None}
+    last |= {"aggregates": {}}
     for name, found in ((CURVE_NAME, curve), (METRICS_NAME, last)):
         write_atomically(run / name, pretty_json(found))
 

@@ -48,7 +48,6 @@ from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import CURVE_NAME, CURVE_PLOT_NAME, METRICS_NAME
 from trainer.run import hooks, preflight, privacy, stored_run
 from trainer.run.averages import PastResults
-from trainer.run.iterates import column_names
 from trainer.run.optimizers import make_optimizer
 from trainer.run.preflight import Checked, Request
 from trainer.settings.methods import NON_PRIVATE
@@ -201,8 +200,6 @@ class _Run:
         views = load_views(settings.views, settings.augment)
         self._model = _make_model(checked)
         self._evaluator = _make_evaluator(checked, self._model)
-        if settings.uncertainty is not None:
-            column_names(self._model.label_names)
         if settings.model != DEFAULT_MODEL:  # tests cover its export
             check_export(self._model, checked.manifest)
         self._describe()
@@ -325,7 +322,7 @@ class _Run:
         return metrics
 
     def _finish_averages(self) -> dict[str, Any]:
-        aggregates, uncertainty = {}, None
+        aggregates = dict[str, Any]()
         evaluator, averages = self._evaluator, self._training.averages
         iterates = self._training.iterates
         if evaluator is not None and (averages or iterates.steps):
@@ -338,12 +335,10 @@ class _Run:
         if iterates.steps:
             weights = self._model.variables
             results = PastResults(iterates, weights, evaluator, self._settings)
-            metrics, uncertainty = results.evaluate(self._export)
-            aggregates |= metrics
+            aggregates |= results.evaluate(self._export)
         return {
             "guessing": evaluator and evaluator.guessing(),
             "aggregates": aggregates,
-            "uncertainty": uncertainty,
         }
 
     def _export(self, average: str | None = None) -> None:

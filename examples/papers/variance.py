@@ -60,20 +60,21 @@ def main() -> None:
     parser.add_argument("--keep-last", type=int, default=10)
     parser.add_argument("--keep-every", type=int, default=10)
     asked, of_train = common.parsed(parser)
-    last, spreads = [], []
+    last, spreads = list[np.ndarray](), list[np.ndarray]()
     for seed in range(asked.seeds):
         folder = asked.out / f"seed-{seed}"
         batches = ["--input", asked.input, "--batch-size", asked.batch_size]
-        train = ["--eval", asked.eval, "--uncertainty", 0.95]
-        train += ["--keep-last", asked.keep_last, "--keep-every", asked.keep_every]
+        train = ["--keep-last", asked.keep_last, "--keep-every", asked.keep_every]
         train += of_train
         common.make_run(folder, [*batches, "--num-steps", asked.num_steps], train)
-        out = folder / "predictions.parquet"
-        run = folder / "run"
-        common.dpsgd("predict", run, "--input", asked.eval, "--out", out)
-        last.append(pq.read_table(out)["probability"].to_numpy())
-        uncertain = pq.read_table(run / "uncertainty.parquet")
-        spreads.append(uncertain["stddev"].to_numpy())
+        for found, column, more in (
+            (last, "probability", ()),
+            (spreads, "stddev", ("--uncertainty", 0.95)),
+        ):
+            out = folder / f"{column}.parquet"
+            predict = "predict", folder / "run", "--input", asked.eval, "--out", out
+            common.dpsgd(*predict, *more)
+            found.append(pq.read_table(out)[column].to_numpy())
     for line in summary(np.stack(last), np.stack(spreads), asked.keep_last):
         print(line)
 

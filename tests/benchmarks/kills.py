@@ -80,7 +80,6 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], int | None]] = {
             "optimizer": "adam",
             "learning_rate_schedule": "cosine",
             "warmup_steps": 3,
-            "uncertainty": 0.9,
         },
         None,
     ),

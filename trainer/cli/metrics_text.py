@@ -7,10 +7,7 @@ from typing import Any
 from trainer.model.metrics import in_words, metric_names
 from trainer.report.run_files import warnings
 from trainer.settings.methods import NON_PRIVATE
-from trainer.settings.train_settings import (
-    MEANINGS,
-    OMV,
-)
+from trainer.settings.train_settings import MEANINGS, OMV
 
 #: Names that are too wide for a column.
 _HEADINGS = {
@@ -25,7 +22,7 @@ def metrics_text(metrics: dict[str, Any]) -> str:
     Example:
       >>> last = {"auc": 0.75, "log_loss": 0.5, "accuracy": 0.8}
       >>> guess = {"auc": 0.5, "log_loss": 0.6, "accuracy": 0.7}
-      >>> more = {"guessing": guess, "aggregates": {}, "uncertainty": None}
+      >>> more = {"guessing": guess, "aggregates": {}}
       >>> print(metrics_text({**last, **more}))
       held-out metrics of        AUC   log loss   accuracy
       last iterate            0.7500     0.5000     0.8000
@@ -57,12 +54,6 @@ def _numbers(metrics: dict[str, Any], names: list[str]) -> list[str]:
     return ["-" if x is None else f"{x:.4f}" for x in values]
 
 
-def _width(found: float | dict[str, float]) -> str:
-    if isinstance(found, dict):
-        return ", ".join(f"{width:.4f} of {name}" for name, width in found.items())
-    return f"{found:.4f}"
-
-
 def _notes(metrics: dict[str, Any]) -> list[str]:
     notes = [f"warning: {line}" for line in warnings(metrics)]
     if "l2_norm_clip" in metrics:
@@ -75,14 +66,6 @@ def _notes(metrics: dict[str, Any]) -> list[str]:
         notes.append(
             "A majority vote of k iterates has only k + 1 levels: use its accuracy, "
             "not its AUC."
-        )
-    if metrics["uncertainty"] is not None:
-        found = metrics["uncertainty"]
-        width = _width(found["mean_width"])
-        notes.append(
-            f"Intervals of level {found['level']:g}: mean width {width}, in "
-            "uncertainty.parquet. They cover only the variation by the noise: a "
-            "lower bound on the true uncertainty."
         )
     return notes
 

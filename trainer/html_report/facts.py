@@ -291,7 +291,7 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
     metrics, curve = read_metrics(run / METRICS_NAME), run / CURVE_NAME
     names = _in_order(metric_names(metrics))
     averages, guess = metrics["aggregates"], metrics.get("guessing")
-    private, width = metrics.get("evaluation"), metrics["uncertainty"]
+    private = metrics.get("evaluation")
     return {
         "num_examples": metrics["num_examples"],
         "by_fit": not {"guessing", "evaluation"} & set(metrics),
@@ -309,16 +309,12 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
         ],
         "guessing": guess and {key: guess.get(key) for key in names},
         "warnings": list(warnings(metrics)),
-        "uncertainty": width and {name: width[name] for name in _OF_INTERVALS},
         "private": private and {name: private[name] for name in _OF_RELEASE},
         "intervals": metrics.get("intervals"),
     }
 
 
-_OF_INTERVALS, _OF_RELEASE = (
-    ("level", "mean_width"),
-    ("claim", "weights", "largest_loss"),
-)
+_OF_RELEASE = ("claim", "weights", "largest_loss")
 
 
 def _in_order(names: list[str]) -> list[str]:

@@ -77,9 +77,6 @@ _CONSTANTS = {
 #: Loss -> how often it has the label's unit as a factor.
 _UNITS = {SQUARED_ERROR: 2, ABSOLUTE_ERROR: 1}
 
-#: Metrics of a majority vote, which has no probabilities; numbers have no vote.
-VOTE_METRICS = {BINARY: ("auc", "accuracy"), CLASSES: ("accuracy",), OTHER: ()}
-
 #: Name -> value; None where it is not defined.
 Metrics = dict[str, float | int | None]
 
@@ -231,10 +228,7 @@ def metric_names(fields: Mapping[str, Any]) -> list[str]:
       >>> metric_names({"step": 3, "auc": 0.5, "log_loss": 0.7, "num_examples": 9})
       ['auc', 'log_loss']
     """
-    known = (
-        "step", "num_examples", "examples", "guessing", "method", "uncertainty",
-        "l2_norm_clip",
-    )  # fmt: skip
+    known = "step", "num_examples", "examples", "guessing", "method", "l2_norm_clip"
     return [
         name
         for name, value in fields.items()

@@ -480,7 +480,6 @@ def _fields(
         "num_examples": round(found.num_rows),
         "guessing": found.guessing,
         "aggregates": {},
-        "uncertainty": None,
         "intervals": {name: each.interval for name, each in known.items()},
         "evaluation": {
             **header(**_HEADER),

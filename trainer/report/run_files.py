@@ -59,7 +59,6 @@ KERAS_MODEL_NAME = "model.keras"
 SAVED_MODEL_NAME = "saved_model"
 SERVING_NAME = "serving.json"
 ITERATES_NAME = "iterates"
-UNCERTAINTY_NAME = "uncertainty.parquet"
 
 
 def exported_names(average: str | None = None) -> tuple[str, str]:
@@ -76,8 +75,8 @@ def exported_names(average: str | None = None) -> tuple[str, str]:
 #: All files that a run may write into its folder.
 RUN_NAMES = (
     RECORD_NAME, MANIFEST_NAME, PRIVATE_NAME, CURVE_NAME, CURVE_PLOT_NAME,
-    METRICS_NAME, PRIVACY_NAME, PRIVACY_TEXT_NAME, ITERATES_NAME, UNCERTAINTY_NAME,
-    SERVING_NAME, CERTIFICATE_NAME, *exported_names(),
+    METRICS_NAME, PRIVACY_NAME, PRIVACY_TEXT_NAME, ITERATES_NAME, SERVING_NAME,
+    CERTIFICATE_NAME, *exported_names(),
     *itertools.chain.from_iterable(map(exported_names, WEIGHT_AVERAGES)),
 )  # fmt: skip
 
@@ -115,8 +114,7 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
     of_averages = found.get("aggregates")
     each = of_averages.values() if isinstance(of_averages, dict) else ()
     points = [found, of_averages, *each]
-    named = {"num_examples", "uncertainty"} <= set(found)
-    if not (named and all(map(_has_numbers, points))):
+    if "num_examples" not in found or not all(map(_has_numbers, points)):
         raise _edited(path)
     return found
 

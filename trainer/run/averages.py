@@ -24,7 +24,7 @@ References:
   Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1 and equation 3; the warm-up is
   that of De et al. (2022), arXiv:2204.13650, decay_t = min(decay, (1 + t) / (10 + t)).
 
-Metrics, models and intervals from the kept iterates of a finished run.
+Metrics and models from the kept iterates of a finished run.
 
 Formal guarantees:
   - Every kept iterate is read a few times, one at a time, oldest first: memory does
@@ -57,17 +57,14 @@ from trainer.core.run.session import Element
 from trainer.core.run.withheld import withhold_values
 from trainer.core.tf_compat import tf
 from trainer.model.evaluation import Evaluator
-from trainer.model.rows import Target
 from trainer.model.weights import weights_of
-from trainer.report.run_files import UNCERTAINTY_NAME
+from trainer.report.run_files import PREDICTION
 from trainer.run.iterates import (
-    PREDICTION,
     Iterates,
     OutputsByName,
     ema_weights,
     majority_metrics,
     weighted_mean,
-    write_uncertainty,
 )
 from trainer.settings.train_settings import (
     EMA,
@@ -254,7 +251,7 @@ class PastResults:
       iterates: At least one.
       weights: The trainable variables of the model.
       evaluator: Evaluates the model on the held-out examples; None without any.
-      settings: Settings of averages, intervals and exports.
+      settings: Settings of averages and exports.
     """
 
     def __init__(
@@ -269,10 +266,8 @@ class PastResults:
         self._evaluator = evaluator
         self._settings = settings
 
-    def evaluate(
-        self, export: Callable[[str], None]
-    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Returns name -> metrics of every aggregate, and a summary of the intervals.
+    def evaluate(self, export: Callable[[str], None]) -> dict[str, Any]:
+        """Returns name -> metrics of every aggregate.
 
         Without an evaluator, there are none, and averages are only exported.
         ``export`` is called with each average to export, while the model has its
@@ -286,23 +281,12 @@ class PastResults:
                 if name in self._settings.export:
                     export(name)
         if evaluator is None:
-            return {}, None
+            return {}
         labels, outputs = self._outputs(evaluator)
         metrics[OPA] = evaluator.metrics_of(labels, outputs.outputs)
         for vote in outputs.votes:
             metrics[OMV] = majority_metrics(labels, vote)
-        return metrics, self._intervals(outputs, evaluator.target)
-
-    def _intervals(
-        self, outputs: OutputsByName, target: Target | None
-    ) -> dict[str, Any] | None:
-        level = self._settings.uncertainty
-        if level is None:
-            return None
-        path = self._iterates.run / UNCERTAINTY_NAME
-        return write_uncertainty(
-            path, outputs, steps=self._iterates.steps, level=level, target=target
-        )
+        return metrics
 
     def _weight_averages(self) -> dict[str, list[np.ndarray]]:
         count, decay = len(self._iterates.steps), self._settings.keep_decay

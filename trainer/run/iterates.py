@@ -77,14 +77,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from scipy.special import log_softmax
 from scipy.stats import t
 
 from accounting.core.validation import InputError, check_float, check_int
 from pipelines.files.storage import write_atomically
 from trainer.model.metrics import BINARY, CLASSES, OTHER, Metrics, auc, correct
-from trainer.model.rows import Target, as_table
 from trainer.report.run_files import ITERATES_NAME
 
 
@@ -293,9 +291,6 @@ class OutputsByName(dict[str, Outputs]):
         return found if self._several else found[self._name]
 
 
-#: Name of a single output in the file.
-PREDICTION = "prediction"
-
 #: Suffixes of columns for one of several outputs; used alone for a single output.
 STDDEV = "stddev"
 _PARTS = (STDDEV, "low", "high")
@@ -384,61 +379,6 @@ def interval_columns(
         )
         columns |= zip(names, (one.mean, one.stddev, *ends), strict=True)
     return columns
-
-
-def in_units(
-    columns: Mapping[str, np.ndarray], target: Target | None
-) -> dict[str, np.ndarray]:
-    """Returns a predicted number and its interval in the unit of the label.
-
-    Args:
-      columns: Column -> predictions, (examples, ...).
-      target: What is predicted; without a range, columns stay as they are.
-    """
-    if target is None or target.range is None or PREDICTION not in columns:
-        return dict(columns)
-    return {
-        name: (
-            x.astype(np.float64) * target.half_range
-            if name == STDDEV
-            else target.in_units(x)
-        )
-        for name, x in columns.items()
-    }
-
-
-def write_uncertainty(
-    path: pathlib.Path,
-    outputs: OutputsByName,
-    *,
-    steps: Sequence[int],
-    level: float,
-    target: Target | None = None,
-) -> dict[str, Any]:
-    """Writes one row per held-out example; returns the summary for the metrics.
-
-    Arguments as for `interval_columns`.
-
-    Args:
-      path: Parquet file with the columns of ``column_names``; float64, or lists of them
-        for several classes.
-      steps: Numbers of steps of the iterates.
-      target: What is predicted; None if nothing says so.
-    """
-    columns = in_units(interval_columns(outputs, level), target)
-    buffer = io.BytesIO()
-    pq.write_table(as_table(columns), buffer)
-    write_atomically(path, buffer.getvalue())
-    stddevs, widths = {}, {}
-    for name, (_, stddev, low, high) in column_names(list(outputs)).items():
-        stddevs[name] = float(columns[stddev].mean())
-        widths[name] = float((columns[high] - columns[low]).mean())
-    return {
-        "level": level,
-        "steps": list(steps),
-        "mean_stddev": stddevs.pop(name) if len(outputs) == 1 else stddevs,
-        "mean_width": widths.pop(name) if len(outputs) == 1 else widths,
-    }
 
 
 def majority_metrics(labels: np.ndarray, outputs: Outputs) -> Metrics:

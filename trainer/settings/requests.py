@@ -98,21 +98,12 @@ class Request:
         check_batches(self.batches)
         check_local(_ONE_STORE, out=self.run)
         check_local(eval=self.held_out)
-        self._check_evaluation()
+        if self.held_out is None and self.settings.metric is not None:
+            raise InputError(
+                f"Expected --eval beside --metric {self.settings.metric}, which is of "
+                "held-out examples. Add --eval, or omit --metric."
+            )
         check_fields(self)
-
-    def _check_evaluation(self) -> None:
-        if self.held_out is not None:
-            return
-        for name, value in (
-            ("metric", self.settings.metric),
-            ("uncertainty", self.settings.uncertainty),
-        ):
-            if value is not None:
-                raise InputError(
-                    f"Expected --eval beside --{name} {value}, which is of held-out "
-                    f"examples. Add --eval, or omit --{name}."
-                )
 
 
 #: A sampler whose epsilon is claimed of another.

@@ -154,8 +154,6 @@ class AggregationSettings:
       keep_every: Steps between kept iterates, of which the last is the final one.
         [default: spread over the second half of the run]
       keep_decay: Decay per iterate of the moving average over kept iterates.
-      uncertainty: Write intervals of this level, such as 0.95, for all held-out
-        predictions, from kept iterates: how much the predictions vary with the noise.
       export: Also export this average of kept weights; may be repeated.
     """
 
@@ -173,9 +171,6 @@ class AggregationSettings:
         int | None, Field(ge=1), AVERAGES, RARE, Parameter(metavar="S")
     ] = None
     keep_decay: Annotated[float, Field(ge=0, lt=1), AVERAGES, RARE] = 0.9
-    uncertainty: Annotated[
-        float | None, Field(gt=0, lt=1), AVERAGES, RARE, Parameter(metavar="LEVEL")
-    ] = None
     export: Annotated[
         tuple[Annotated[str, choice("export", *PAST_WEIGHT_AVERAGES)], ...],
         AVERAGES,
@@ -212,20 +207,12 @@ class AggregationSettings:
         return [name for name, value in given.items() if value is not None]
 
     def _check_past(self) -> None:
-        wanted = {
-            "keep_every": self.keep_every,
-            "uncertainty": self.uncertainty,
-            "export": self.export or None,
-        }
-        for name, value in wanted.items():
-            if value is not None and self.keep_last is None:
+        for name in ("keep_every", "export"):
+            if (value := getattr(self, name)) and self.keep_last is None:
                 raise InputError(
                     f"{name}={value} is made from kept iterates, and none are kept. "
                     "Add --keep-last."
                 )
-        if self.uncertainty is not None and self.keep_last is not None:
-            # One iterate has no variance.
-            check_int("keep_last", self.keep_last, at_least=2)
 
     @property
     def averages_every_step(self) -> bool:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,41 +21,23 @@ from tests.trainer.flat_settings import train_settings
 from trainer import models
 from trainer.core.tf_compat import keras, tf
 from trainer.model.metrics import BINARY, CLASSES, binary_metrics
-from trainer.model.rows import Target
 from trainer.run.averages import (
     BestIterate,
     TailAverage,
     TrainingAverages,
-    newest_weight,
     weights_of,
     without_held_out,
 )
 from trainer.run.iterates import (
-    PREDICTION,
     Iterates,
     Outputs,
-    OutputsByName,
     ema_weights,
     majority_metrics,
     student_interval,
-    weighted_mean,
-    write_uncertainty,
 )
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import AggregationSettings, TrainSettings
 from trainer.train import train
-
-
-def test_warm_up_by_hand() -> None:
-    # 9/11, 9/12, ... until 1 - decay is larger.
-    assert newest_weight(1, 0.9) == pytest.approx(9 / 11)
-    assert newest_weight(2, 0.9) == pytest.approx(9 / 12)
-    assert newest_weight(79, 0.9) == pytest.approx(9 / 89)
-    assert newest_weight(81, 0.9) == pytest.approx(0.1)
-    assert newest_weight(1, 0.0) == 1.0
-    for decay in (-0.1, 1.0):
-        with pytest.raises(InputError):
-            newest_weight(1, decay)
 
 
 @pytest.mark.parametrize("tail", [1, 2, 5])
@@ -292,9 +273,6 @@ def test_one_row_in_ten_trains_nothing_wherever_it_is() -> None:
     tolerance = 5 * math.sqrt(0.1 * 0.9 / len(values))
     assert abs(np.mean(kept == 0) - 0.1) < tolerance
     assert set(kept) == {0.0, 1.0}
-
-
-def test_padding_stays_padding() -> None:
     padded = _batch(np.arange(100), np.zeros(100, np.float32))
     assert not np.any(without_held_out(padded)["weight"])
 
@@ -348,21 +326,6 @@ def test_the_weights_sum_to_one_and_do_not_fall(count: int, decay: float) -> Non
     # 1 - d^i cancels where d is next to 1.
     if decay < 0.999:
         np.testing.assert_allclose(weights, recursive, rtol=1e-6, atol=1e-12)
-
-
-def test_the_mean_of_weights_by_hand() -> None:
-    iterates = [
-        [np.array([1.0, 2.0], "f4"), np.array(3.0, "f4")],
-        [np.array([2.0, 0.0], "f4"), np.array(3.0, "f4")],
-        [np.array([6.0, 1.0], "f4"), np.array(0.0, "f4")],
-    ]
-    upa = weighted_mean(iterates, np.full(3, 1 / 3))
-    ema = weighted_mean(iterates, ema_weights(3, 0.5))  # 1/7, 2/7, 4/7
-    for found, wanted in (
-        (upa[0], [3, 1]), (upa[1], 2), (ema[0], [29 / 7, 6 / 7]), (ema[1], 9 / 7)
-    ):  # fmt: skip
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
-        assert found.dtype == np.float32
 
 
 def test_outputs_of_three_iterates_by_hand() -> None:
@@ -421,22 +384,6 @@ def test_classes_by_hand() -> None:
         assert (found["accuracy"], found["log_loss"]) == (0.5, None)
 
 
-def _outputs(logits: Sequence[Sequence[float]]) -> OutputsByName:
-    outputs = OutputsByName(BINARY, PREDICTION)
-    for row in logits:
-        outputs.add(np.array(row))
-    return outputs
-
-
-def test_the_interval_by_hand() -> None:
-    # t of 3 degrees of freedom at 0.975 is 3.182446 (any table).
-    low, high = student_interval(
-        np.array([0.5, 0.99]), np.array([0.04, 0.04]), num_iterates=4, level=0.95
-    )
-    np.testing.assert_allclose(low, [0.5 - 0.06364893, 0.99 - 0.06364893], atol=1e-7)
-    np.testing.assert_allclose(high, [0.5 + 0.06364893, 1.0], atol=1e-7)
-
-
 def test_the_interval_covers_the_mean_of_independent_normal_draws() -> None:
     # 40,000 intervals: the standard error of a coverage of 0.9 is 0.0015; 5 of them are
     # exceeded with probability 6e-7.  Normal instead of Student: 0.81 for k = 3.
@@ -446,27 +393,3 @@ def test_the_interval_covers_the_mean_of_independent_normal_draws() -> None:
     )
     covered = ((low <= 0.5) & (high >= 0.5)).mean()
     assert abs(covered - 0.9) < 0.0075
-
-
-def test_the_file_has_a_row_per_example(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "uncertainty.parquet"
-    outputs = _outputs([[0.0, 2.0], [0.2, 1.0], [-0.1, 1.5]])
-    summary = write_uncertainty(path, outputs, steps=(6, 8, 10), level=0.9)
-    table = pq.read_table(path)
-    assert table.column_names == ["prediction", "stddev", "low", "high"]
-    columns = {name: np.array(table[name]) for name in table.column_names}
-    np.testing.assert_array_equal(columns["prediction"], outputs[PREDICTION].mean)
-    half = 2.919986 * columns["stddev"] / np.sqrt(3)
-    np.testing.assert_allclose(columns["high"] - columns["prediction"], half, rtol=1e-6)
-    np.testing.assert_allclose(columns["prediction"] - columns["low"], half, rtol=1e-6)
-    assert summary["mean_width"] == pytest.approx(2 * half.mean(), rel=1e-6)
-    told = {
-        name: values * 50.0 if name == "stddev" else 100.0 + values * 50.0
-        for name, values in columns.items()
-    }
-    target = Target(name="y", range=(50.0, 150.0))
-    wide = write_uncertainty(path, outputs, steps=(6, 8, 10), level=0.9, target=target)
-    assert wide["mean_width"] == pytest.approx(50 * summary["mean_width"])
-    table = pq.read_table(path)
-    for name, values in told.items():
-        np.testing.assert_allclose(np.array(table[name]), values)

@@ -49,7 +49,7 @@ def finish(request: Request, *, auc: float = 0.7) -> None:
         model={},
         versions={},
     )
-    told = {"examples": "held-out", "num_examples": 300, "uncertainty": None}
+    told = {"examples": "held-out", "num_examples": 300}
     for name, fields in (
         (METRICS_NAME, {"auc": auc, "log_loss": 0.5, "aggregates": {}, **told}),
         (MANIFEST_NAME, manifest.to_json()),

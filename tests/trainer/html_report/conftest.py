@@ -80,7 +80,7 @@ def make_run(tmp_path: pathlib.Path) -> MakeRun:
         fields = {"target_delta": 1e-6, "noise_multiplier": 0.9, **record}
         run = write_run_folder(tmp_path / name, batches, **fields)
         metrics = {"examples": "held-out", "method": "dp-sgd", **METRICS}
-        metrics |= {"aggregates": AVERAGES, "uncertainty": None, "guessing": GUESSING}
+        metrics |= {"aggregates": AVERAGES, "guessing": GUESSING}
         (run / "metrics.json").write_bytes(pretty_json(metrics))
         curve = {"examples": "held-out", "points": POINTS}
         (run / "curve.json").write_bytes(pretty_json(curve))

@@ -126,8 +126,7 @@ def plant(run: pathlib.Path, secret: float) -> None:
         (run / "private" / name).write_text(f'{{"loss": [{secret}]}}')
     metrics = json.loads((run / "metrics.json").read_bytes())
     metrics["aggregates"]["ema"]["training_loss"] = secret
-    found = {"level": 0.9, "mean_width": 0.1, "widths": [secret]}
-    more = {"uncertainty": found, "training_losses": {"by_step": [secret]}}
+    more = {"training_losses": {"by_step": [secret]}}
     edit(run / "metrics.json", **{**metrics, **more})
     points = json.loads((run / "curve.json").read_bytes())["points"]
     edit(run / "curve.json", points=[{**p, "batch_size": secret} for p in points])

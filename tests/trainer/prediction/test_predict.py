@@ -70,6 +70,21 @@ def test_predictions_are_those_of_the_exported_model_in_the_order_of_the_rows(
     np.testing.assert_array_equal(found["predicted"], wanted > 0.5)
 
 
+def test_intervals_are_of_the_predictions_of_the_kept_iterates(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    found = _predict(folder, tmp_path / "out.parquet", uncertainty=0.9)
+    model, each = load_model(folder / "run" / "model.keras"), []
+    columns = {name: ROWS[name] for name in ("integers", "categories")}
+    for path in sorted((folder / "run" / "iterates").iterdir()):
+        with np.load(path) as weights:
+            model.set_weights([weights[name] for name in weights])
+        each.append(np.ravel(model.predict(columns, verbose=0)))
+    np.testing.assert_allclose(found["probability"], np.mean(each, 0), rtol=1e-5)
+    stddev = np.std(each, 0, ddof=1)
+    np.testing.assert_allclose(found["stddev"], stddev, rtol=1e-3, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("file", "data"),
     [

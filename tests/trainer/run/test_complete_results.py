@@ -43,7 +43,6 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     unasked = {
         "certificate.json",
         "iterates",
-        "uncertainty.parquet",
         *itertools.chain(*averages),
     }
     assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - unasked

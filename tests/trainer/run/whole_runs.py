@@ -33,13 +33,12 @@ SMALL: dict[str, Any] = {"embedding_dim": 2, "hidden": (4,)}
 #: Secret of all attempts, of a test that compares runs.
 ONE_SECRET = b"5" * 32
 ROOT = pathlib.Path(__file__).parents[3]
-#: All averages and intervals; of ten steps 6, 8 and 10 are kept.
+#: All averages; of ten steps 6, 8 and 10 are kept.
 AVERAGES: dict[str, Any] = {
     "ema_decay": 0.9,
     "tail": 3,
     "keep_last": 3,
     "keep_every": 2,
-    "uncertainty": 0.9,
     "export": ("upa",),
 }
 
