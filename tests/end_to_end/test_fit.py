@@ -272,17 +272,6 @@ def test_a_table_that_grew_since_the_fit_began_is_refused(
         assert not pathlib.Path(out.partition("=")[2], "batches").exists()
 
 
-def test_one_process_at_a_time_makes_the_stages_of_a_folder(
-    prepared: pathlib.Path,
-) -> None:
-    """Seen: two at once found ranges of the same rows, each with the whole epsilon."""
-    schema = f"--schema={prepared}/schema.toml"
-    given = ("census.csv", "--rows-are-independent", "--epsilon=3", schema,
-             f"--out={prepared}")  # fmt: skip
-    with locked(prepared, prepared):
-        assert "no other job to write out" in refusal(*given)
-
-
 def test_parts_with_too_few_rows_give_no_ranges(
     prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

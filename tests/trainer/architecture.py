@@ -27,7 +27,7 @@ from trainer.core.tf_compat import keras, tf
 from trainer.gradients.paths import ONE_PASS
 from trainer.model.layers import keyed_layers
 from trainer.model.losses import loss_by_name, loss_of_keras
-from trainer.model.trainable_model import ONE_VIEW, TrainableModel, nested_inputs
+from trainer.model.trainable_model import TrainableModel, Views, nested_inputs
 from trainer.models import as_functional, check_model, make_trained
 
 #: Rows of a physical batch.
@@ -182,7 +182,7 @@ class Architecture:
         """The model as a step of ``make_private`` and `dpsgd train` trains it."""
         model = self.plain()
         check_model(model, self.manifest)
-        return make_trained(model, self.manifest, ONE_VIEW)
+        return make_trained(model, self.manifest, Views())
 
     def with_seeds(self, rows: np.ndarray, model: TrainableModel) -> np.ndarray:
         """The rows with the seeds of their dropout, if the model has any."""

@@ -102,6 +102,4 @@ def _optimizer_of(
     )
 
 
-HOOKS = Hooks(
-    optimizer=_optimizer_of,
-)
+HOOKS = Hooks(optimizer=_optimizer_of)

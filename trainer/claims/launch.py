@@ -14,11 +14,7 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import (
-    Iterator,
-    Mapping,
-    MutableMapping,
-)
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from accounting.core.validation import InputError, check_float

@@ -23,13 +23,8 @@ import hashlib
 import json
 import signal
 import socket
-from collections.abc import (
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -37,9 +32,6 @@ from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.files.processes import StoppedError, ignore_signals
 from trainer.core.step.workers import TakenStep, Workers
-
-if TYPE_CHECKING:
-    pass
 
 _Result = TypeVar("_Result")
 

@@ -26,7 +26,7 @@ from trainer.run import privacy
 from trainer.settings import methods
 from trainer.settings.methods import DP_SGD, complete, gradients_text
 
-Said = tuple[dict[str, Any], str]
+Description = tuple[dict[str, Any], str]
 _NOISE = "noise_multiplier"
 
 
@@ -62,7 +62,7 @@ class Asked:
         }
 
 
-def of_run(run: Path, asked: Asked) -> Said:
+def of_run(run: Path, asked: Asked) -> Description:
     """Returns the statement of a run, as JSON and as text.
 
     Args:
@@ -83,10 +83,10 @@ def of_run(run: Path, asked: Asked) -> Said:
     statement = privacy.run_statement(
         record, manifest, certificate=read_certificate(run), **claim
     )
-    return _said(statement, asked)
+    return _describe(statement, asked)
 
 
-def of_runs(runs: Sequence[Path], asked: Asked) -> Said:
+def of_runs(runs: Sequence[Path], asked: Asked) -> Description:
     """Returns what several runs on one table are together, as JSON and as text.
 
     Epsilons and deltas add, also where a run was chosen after results of earlier ones
@@ -164,7 +164,7 @@ def of_plan(
     of_method: dict[str, Any],
     clip: float | None,
     asked: Asked,
-) -> Said:
+) -> Description:
     """Returns the statement of a plan, as JSON and as text.
 
     Args:
@@ -191,7 +191,7 @@ def of_plan(
         theorem=theorem,
         **claim,
     )
-    return _said(statement, asked)
+    return _describe(statement, asked)
 
 
 def _method(given: dict[str, Any], clip: float | None) -> tuple[str, dict[str, Any]]:
@@ -206,7 +206,7 @@ def _method(given: dict[str, Any], clip: float | None) -> tuple[str, dict[str, A
     return method, settings
 
 
-def _said(statement: PrivacyStatement, asked: Asked) -> Said:
+def _describe(statement: PrivacyStatement, asked: Asked) -> Description:
     fields, text = statement.to_json(), statement.to_text().rstrip("\n")
     if asked.trade_off:
         found = _trade_off(statement)

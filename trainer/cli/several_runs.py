@@ -401,10 +401,10 @@ def tune(
         return
     place = found["winner"]["candidate"]
     chosen = shlex.join(candidate_options(asked, rest)[place]) or "the defaults"
-    print(_said(found, chosen, asked.out))
+    print(_describe(found, chosen, asked.out))
 
 
-def _said(found: dict[str, Any], chosen: str, out: Path) -> str:
+def _describe(found: dict[str, Any], chosen: str, out: Path) -> str:
     run, batches = (shlex.quote(f"{out}/{name}") for name in ("run", "batches"))
     lines = [f"winner: {chosen}"]
     for name, each in found["winner"]["metrics"].items():

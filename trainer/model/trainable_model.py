@@ -321,9 +321,6 @@ class Views:
         return {"views": self.number, "augment": self.name}
 
 
-ONE_VIEW = Views()
-
-
 def load_views(number: int, augment: str | None) -> Views:
     """Returns ``number`` views; ``augment`` is "module:name", as for `load_function`.
 

@@ -162,12 +162,6 @@ def test_account_refuses_a_run_that_is_not_finished(
         dpsgd.account(run)
 
 
-def test_account_refuses_a_damaged_run(run: pathlib.Path) -> None:
-    path = run / "run_record.json"
-    path.write_text(path.read_text().replace("1.5", "9.5"))
-    assert "have changed since" in _error("account", str(run))
-
-
 def test_account_prints_the_epsilon_of_dp_accounting_beside_ours() -> None:
     plain = json.loads(_call("account", *NOISY, "--epochs=1", "--json").output)
     steps = ("--num-steps=100", "--cross-check")
@@ -202,29 +196,6 @@ def test_account_prints_the_trade_off_and_rounds_mu_up() -> None:
     for rate, most in shown[1:-1]:  # as they are printed
         best = normal.cdf(normal.inv_cdf(float(rate) / 100) + math.sqrt(3) / 1.1)
         assert 100 * best <= float(most)
-
-
-def test_train_and_account_of_model_mix_agree(
-    tmp_path: pathlib.Path, batch_folder: Any, rows: Any, held_out: pathlib.Path
-) -> None:
-    folder = batch_folder([rows(8, s) for s in range(5)], truncated_batch_size=None)
-    run = tmp_path / "mixed"
-    trained = _call(
-        "train", f"--batches={folder.path}", f"--eval={held_out}",
-        f"--out={run}", "--epsilon=3", "--delta=1e-3", "--l2-norm-clip=1",
-        "--method=model-mix", "--mix-width=0.5", "--linf-factor=16",
-        "--optimizer=sgd", "--embedding-dim=2", "--hidden=4", "--json",
-    )  # fmt: skip
-    assert trained.exit_code == 0, trained.output
-    printed = json.loads(trained.stdout[trained.stdout.index("{") :])
-    assert printed["metrics"]["num_examples"] == 300
-    said = printed["privacy"]
-    assert 2.99 < said["epsilon"] <= 3.0
-    assert "Corollary 4.1" in said["theorem"]
-    assert json.loads(_call("account", str(run), "--json").output) == said
-    text = _call("account", str(run)).output
-    assert "Xiao et al. 2023" in text
-    assert "mixing coefficients: iterates alone are released" in text
 
 
 def test_train_refuses_before_tensorflow_is_loaded(

@@ -120,12 +120,6 @@ def test_a_wrong_file_of_options_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_several_values_are_parsed_one_by_one() -> None:
-    assert train_request([*NEEDED, "--hidden=8,4"]).settings.hidden == (8, 4)
-    with pytest.raises(InputError, match="--hidden 8,a"):
-        train_request([*NEEDED, "--hidden=8,a"])
-
-
 def test_help_and_reference_have_every_option_once_and_in_groups() -> None:
     sections = dict(
         part.split("\n", 1) for part in f"\n{reference()}".split("\n## dpsgd ")[1:]

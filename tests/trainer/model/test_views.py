@@ -85,11 +85,6 @@ def test_the_sum_is_that_of_the_views(model: TrainableModel) -> None:
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
-def test_several_views_need_what_makes_them() -> None:
-    with pytest.raises(InputError, match="an augmentation for views=7"):
-        Views(number=7)
-
-
 def _stateful(columns: Mapping[str, Any], seed: Any) -> dict[str, Any]:
     if tf.reduce_sum(seed) > 0:  # AutoGraph makes a branch of it
         return {"image": columns["image"] + tf.random.uniform(IMAGE.shape)}

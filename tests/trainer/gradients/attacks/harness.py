@@ -26,7 +26,7 @@ from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, raw_variable, tf
 from trainer.gradients.paths import ONE_PASS
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss, loss_of_ones_own
-from trainer.model.trainable_model import ONE_VIEW, TrainableModel, Views
+from trainer.model.trainable_model import TrainableModel, Views
 from trainer.run import hooks
 from trainer.settings.train_settings import TrainSettings
 
@@ -182,7 +182,7 @@ def step_of(case: Case, base: str = ONE_PASS) -> Built:
         loss: Loss = BINARY_CROSS_ENTROPY
         if case.loss is not None:
             loss = loss_of_ones_own("attacks:loss", case.loss(network))
-        views = ONE_VIEW
+        views = Views()
         if case.augment is not None:
             views = Views(number=2, augment=case.augment(), name="attacks:augment")
     created += variables_of(network)

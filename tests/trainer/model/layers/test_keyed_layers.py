@@ -27,7 +27,7 @@ from trainer.core.tf_compat import keras, tf
 from trainer.gradients import paths
 from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES
 from trainer.model.layers import SEED_WORDS, has_dropout, keyed_layers
-from trainer.model.trainable_model import ONE_VIEW, TrainableModel, trained_model
+from trainer.model.trainable_model import TrainableModel, Views, trained_model
 
 layers = keras.layers
 KEY = bytes(range(32))
@@ -74,7 +74,7 @@ MODELS = {
 
 def _trained(make: Callable[[], Any]) -> TrainableModel:
     plain = dataclasses.replace(make_model(make), columns=COLUMNS)
-    return trained_model(plain, ONE_VIEW)
+    return trained_model(plain, Views())
 
 
 @functools.cache
