@@ -64,7 +64,7 @@ from pipelines.tables import prepared_files
 from trainer import models
 from trainer.claims import launch
 from trainer.claims.lazy_noise import is_plain_sgd
-from trainer.core.run.withheld import withhold_values
+from trainer.core.run.redact_errors import redact_errors
 from trainer.core.tf_compat import keras, raw_variable, tf
 from trainer.export import check_export, export, own_numbers, save_tensorflow
 from trainer.fitting import (
@@ -388,10 +388,10 @@ class PrivateModel(keras.Model):
     train_step = train_on_batch  # of Keras's own loops
 
     #: Keras's own, of which no error quotes an example.
-    evaluate = withhold_values(keras.Model.evaluate, tf.errors.OpError)
-    predict = withhold_values(keras.Model.predict, tf.errors.OpError)
-    test_on_batch = withhold_values(keras.Model.test_on_batch, tf.errors.OpError)
-    predict_on_batch = withhold_values(keras.Model.predict_on_batch, tf.errors.OpError)
+    evaluate = redact_errors(keras.Model.evaluate, tf.errors.OpError)
+    predict = redact_errors(keras.Model.predict, tf.errors.OpError)
+    test_on_batch = redact_errors(keras.Model.test_on_batch, tf.errors.OpError)
+    predict_on_batch = redact_errors(keras.Model.predict_on_batch, tf.errors.OpError)
 
     def compile(
         self,

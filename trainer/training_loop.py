@@ -47,9 +47,9 @@ from trainer.claims import launch, lazy_noise, worker_group
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.worker_group import AgreedStopError
 from trainer.core.run.checkpoints import OR_ANEW, Checkpoints, Files, State
+from trainer.core.run.redact_errors import InterruptedRunError
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id, versions
 from trainer.core.run.session import Session, StepInputs, read_elements
-from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
 from trainer.core.step.pure_graph import check_state, variables_read
 from trainer.core.step.workers import Workers

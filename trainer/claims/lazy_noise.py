@@ -56,7 +56,7 @@ import numpy as np
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from trainer.claims.worker_group import Group
-from trainer.core.run.withheld import withhold_values
+from trainer.core.run.redact_errors import redact_errors
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import aligned, rounded
 from trainer.core.step.workers import Alone, Workers
@@ -281,7 +281,7 @@ class LazyNoise:
             return self._distinct(found)
 
         # The graph is the user's, and may refuse a value at one worker alone.
-        read = self._workers.together(withhold_values(of_batches))
+        read = self._workers.together(redact_errors(of_batches))
         if not isinstance(self._workers, Group):
             return read
         counts = np.array([len(ids) for ids in read])

@@ -27,7 +27,7 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from trainer.claims.worker_group import Group
-from trainer.core.run.withheld import InterruptedRunError
+from trainer.core.run.redact_errors import InterruptedRunError
 
 mpi4py.rc.initialize = False  # ``MpiWorkers`` does, with threads
 from mpi4py import MPI  # noqa: E402

@@ -43,7 +43,7 @@ def _quiet_standard_error() -> Iterator[None]:
                 os.close(saved)
 
 
-def withheld_logs() -> contextlib.AbstractContextManager[None]:
+def redacted_logs() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which TensorFlow logs no value of an example.
 
     Its native code warns of an id that is out of range, and quotes it.
@@ -123,11 +123,11 @@ __all__ = [
     "keras_random",
     "pywrap_tfe",
     "raw_variable",
+    "redacted_logs",
     "saved_model_pb2",
     "serialization_lib",
     "set_keras_mask",
     "tf",
-    "withheld_logs",
 ]
 
 

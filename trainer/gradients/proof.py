@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accounting.core.validation import InputError
-from trainer.core.run.withheld import place_of
+from trainer.core.run.redact_errors import place_of
 from trainer.core.step.clipping import filled, keep_rows, real_rows
 from trainer.core.step.pure_graph import check_eager, in_graph
 from trainer.core.tf_compat import tf

@@ -42,7 +42,7 @@ from pipelines.inputs.parquet_blocks import (
     without_note,
 )
 from pipelines.inputs.source_table import footer_digest
-from trainer.core.run.withheld import withhold_values
+from trainer.core.run.redact_errors import redact_errors
 from trainer.model.metrics import (
     Metric,
     Metrics,
@@ -218,7 +218,7 @@ class Evaluator:
     metric: Metric | None = None
     target: Target | None = None
 
-    @withhold_values
+    @redact_errors
     def metrics(self) -> Metrics:
         """Returns the metrics of all examples.
 
@@ -228,7 +228,7 @@ class Evaluator:
         """
         return self._metrics(self._outputs())
 
-    @withhold_values
+    @redact_errors
     def outputs(self) -> tuple[Any, Any]:
         """Returns labels and outputs of all examples, in order; raises as ``metrics``.
 
@@ -237,7 +237,7 @@ class Evaluator:
         labels, outputs = zip(*self._outputs(), strict=True)
         return joined(labels), joined(outputs)
 
-    @withhold_values
+    @redact_errors
     def guessing(self) -> Metrics | None:
         """Returns the metrics of the best constant prediction; None if not known.
 
@@ -253,7 +253,7 @@ class Evaluator:
             found["loss"] = of_numbers * self._unit_of_loss
         return found
 
-    @withhold_values
+    @redact_errors
     def metrics_of(self, labels: Any, outputs: Any) -> Metrics:
         """Returns the metrics of given outputs.
 

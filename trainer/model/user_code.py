@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from accounting.core.validation import InputError
-from trainer.core.run.withheld import place_of
+from trainer.core.run.redact_errors import place_of
 
 
 def functions_of(settings: Any) -> dict[str, str]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.core.run.withheld import withhold_values
+from trainer.core.run.redact_errors import redact_errors
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.tf_compat import tf
 from trainer.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
@@ -64,7 +64,7 @@ def load(chosen: ChosenModel, *, are_secret: bool = False) -> Predict:
     of_iterates = chosen.average in (OPA, OMV)
     if not (of_iterates or chosen.is_exported):
         model.average_iterates()
-    return withhold_values(
+    return redact_errors(
         model.outputs_of_iterates if of_iterates else model.predictions
     )
 

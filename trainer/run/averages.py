@@ -53,8 +53,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from accounting.core.validation import check_float, check_int
+from trainer.core.run.redact_errors import redact_errors
 from trainer.core.run.session import Element
-from trainer.core.run.withheld import withhold_values
 from trainer.core.tf_compat import tf
 from trainer.model.evaluation import Evaluator
 from trainer.model.weights import weights_of
@@ -343,7 +343,7 @@ class BestIterate:
         """Number of steps after which the weights were best."""
         return int(self._step)
 
-    @withhold_values
+    @redact_errors
     def update(self, num_steps_executed: int) -> None:
         """Keeps the weights after this number of steps if they are the best so far."""
         losses = [self._losses(columns).numpy() for columns in self._parts]

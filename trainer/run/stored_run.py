@@ -25,8 +25,8 @@ from pipelines.files import storage
 from pipelines.files.outputs import check_folder, usable_folder
 from pipelines.files.storage import is_remote, join
 from trainer.core.run.checkpoints import FOLDER_NAME, MAY_GO_ON_NAME
+from trainer.core.run.redact_errors import InterruptedRunError
 from trainer.core.run.run_record import RECORD_NAME, RUN_ID_NAME
-from trainer.core.run.withheld import InterruptedRunError
 from trainer.report.run_files import ITERATES_NAME
 from trainer.run.preflight import check_unfinished
 from trainer.settings.requests import Request

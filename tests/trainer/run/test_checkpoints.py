@@ -12,7 +12,7 @@ import pytest
 from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import Planted
 from trainer.core.run.checkpoints import Checkpoints, Files, State
-from trainer.core.run.withheld import InterruptedRunError
+from trainer.core.run.redact_errors import InterruptedRunError
 
 FOLDER = "run/private/checkpoints"
 

@@ -38,9 +38,9 @@ from tests.trainer.run.whole_runs import (
 from trainer import train as train_module
 from trainer.core.run import session as session_module
 from trainer.core.run.checkpoints import Checkpoints
+from trainer.core.run.redact_errors import InterruptedRunError
 from trainer.core.run.run_record import read_run
 from trainer.core.run.session import Session
-from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
 from trainer.keras_model import PrivateModel

@@ -25,8 +25,8 @@ from tests.trainer.run.whole_runs import (
     private_settings,
     same_results,
 )
+from trainer.core.run.redact_errors import InterruptedRunError
 from trainer.core.run.run_record import read_run
-from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request

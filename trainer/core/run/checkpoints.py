@@ -77,7 +77,7 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.reader import PRIVATE_NAME
-from trainer.core.run.withheld import InterruptedRunError
+from trainer.core.run.redact_errors import InterruptedRunError
 
 FOLDER_NAME = "checkpoints"
 MAY_GO_ON_NAME = "may_go_on"

@@ -57,8 +57,8 @@ from pipelines.core.files.local_files import write_atomically
 from pipelines.core.keys import KEY_BYTES
 from trainer.core import claim_names
 from trainer.core.run import arithmetic, run_record
+from trainer.core.run.redact_errors import InterruptedRunError, redact_errors
 from trainer.core.run.run_record import RunRecord
-from trainer.core.run.withheld import InterruptedRunError, withhold_values
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import SEEDS, DrawStep, LaterNoise, row_seeds
@@ -303,17 +303,17 @@ class Session:
                 parts=numbers,
                 parts_per_step=self.manifest.parts_per_step,
                 signal_number=stop,
-                failure=failure or _failure_of(withhold_values(compute)),
+                failure=failure or _failure_of(redact_errors(compute)),
             )
             return self.workers.settle_step(taken)
 
-        stop_of_all: int | None = withhold_values(self._step.finish)(settle)
+        stop_of_all: int | None = redact_errors(self._step.finish)(settle)
         self.relied_on = self.relies_on  # a later step may be another one
         self.num_steps_executed += 1
         self.is_within_step = False
         return stop_of_all
 
-    @withhold_values
+    @redact_errors
     def _add(self, batch: Element) -> None:
         if self._seeds is not None:
             batch = {

@@ -1,7 +1,7 @@
 """Errors of code that sees examples, without their text.
 
 Formal guarantees:
-  - No error of ``withhold_values``, nor any error chained to it, holds the text of an
+  - No error of ``redact_errors``, nor any error chained to it, holds the text of an
     error that was raised on an example; nor does TensorFlow log it.
 """
 
@@ -27,7 +27,7 @@ class InterruptedRunError(InputError):
     """
 
 
-def withhold_values(
+def redact_errors(
     function: Callable[..., Any], kind: type[Exception] = Exception
 ) -> Callable[..., Any]:
     """Returns ``function`` with the text of its errors withheld.
@@ -41,10 +41,10 @@ def withhold_values(
 
     @functools.wraps(function)
     def call(*args: Any, **more: Any) -> Any:
-        from trainer.core.tf_compat import withheld_logs  # whoever sees examples has it
+        from trainer.core.tf_compat import redacted_logs  # whoever sees examples has it
 
         try:
-            with withheld_logs():
+            with redacted_logs():
                 return function(*args, **more)
         except InputError as error:
             refusal = error

@@ -16,7 +16,7 @@ import pytest
 from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
 from tests.trainer.run.whole_runs import private_model
-from trainer.core.run.withheld import withhold_values
+from trainer.core.run.redact_errors import redact_errors
 from trainer.core.tf_compat import keras
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
@@ -178,11 +178,11 @@ def test_a_private_model_withholds_what_is_raised_on_a_held_out_example(
 #: A notebook may import Keras first, whose TensorFlow then logs warnings.
 KERAS_FIRST = f"""
 import tensorflow as tf
-from trainer.core.run.withheld import (withhold_values)
+from trainer.core.run.redact_errors import (redact_errors)
 
 look_up = tf.function(lambda row: tf.gather(tf.zeros(10), row))
 try:
-    withhold_values(look_up)(tf.constant([{SECRET}]))
+    redact_errors(look_up)(tf.constant([{SECRET}]))
 except Exception as error:
     print(error)
 try:
@@ -205,7 +205,7 @@ def test_tensorflow_logs_no_example_if_it_was_imported_first() -> None:
 
 
 def test_what_was_refused_keeps_its_words_and_loses_what_it_came_from() -> None:
-    @withhold_values
+    @redact_errors
     def refuse() -> None:
         try:
             raise ValueError(SECRET)
