@@ -14,18 +14,10 @@ The test says "real" if a score of the mechanism's output exceeds a threshold, a
 so that small error rates prove a large epsilon.  The Clopper-Pearson interval over
 independent trials bounds the rates from above.
 
-Formal guarantees, for independent trials, whatever the mechanism and the score are:
-  - coverage of a rate: ``upper_rate`` is below the true rate with probability at most
-    ``error``.
-  - coverage of epsilon: with rates that hold jointly with probability ``1 - error``,
-    ``epsilon_bound`` exceeds the true epsilon with probability at most ``error``.
-  - ``ClaimedProfile.excess`` is above 0 only for rates that contradict one of its
-    claims (epsilon_j, delta_j).
-  - no cherry picking: the trials that choose a threshold are not those that count.
-  - false alarm: if the mechanism has the claimed profile, ``violated`` at a confidence
-    is true with probability at most one minus that confidence; the same for an
-    ``epsilon_lower_bound`` above the true epsilon.
-  - the Gaussian bound never enters the verdict.
+If the trials are independent, then whatever the mechanism and the score are, a true
+claim is refuted with probability at most one minus the confidence, and
+``epsilon_lower_bound`` exceeds the true epsilon with at most that probability.  The
+Gaussian bound chooses a threshold and never enters the verdict.
 
 "Consistent" does not prove privacy: it says that this canary, this score and this
 number of trials found nothing.
@@ -36,11 +28,8 @@ constant.  If the privacy unit is a user, the canary is a user with several such
 examples.  The score is the log-likelihood ratio of canary and ghost, given the
 observations of all steps; by the Neyman-Pearson lemma no score has fewer errors.
 
-Another package calls `register` beside `accounting.core.sampler_registry.register`.
-
-Formal guarantees of the registry:
-  - nothing by default: a sampler without an audit is refused.
-  - one meaning per name: an audit cannot be registered twice.
+Another package calls `register` beside `accounting.core.sampler_registry.register`.  A
+sampler without an audit is refused, and so is a second audit of a sampler.
 
 References:
   Clopper and Pearson (1934); Jagielski, Ullman and Oprea (2020), arXiv:2006.07709.
@@ -251,7 +240,12 @@ class ClaimedProfile:
         return np.max(self.excesses(fpr, fnr), axis=-1)
 
     def excesses(self, fpr: Any, fnr: Any) -> Any:
-        """Returns those of each epsilon, shape (..., epsilons); see `excess`."""
+        """Returns the excess of the delta found at each epsilon, shape (..., epsilons).
+
+        Args:
+          fpr: Upper bound on the false positive rate; a number or an array.
+          fnr: Upper bound on the false negative rate, of the same shape.
+        """
         return self.found_deltas(fpr, fnr) - np.asarray(self.deltas)
 
 
@@ -517,7 +511,7 @@ class Case:
       plan: The plan to sample; if ``scaled`` says so, it has fewer rows than the
         audited plan.
       block_rows: Number of rows of each sampled block.
-      canary: Row of the canary among them; of a user, the first row.
+      canary: Row of the canary among the rows of all blocks; the first, if it has more.
       canary_rows: Number of consecutive rows of the canary; several for a user.
       first_row: Number of rows of the data set before the first block.
       others: Contribution of every other row to its steps: 0; or -1 if each epoch is

@@ -1,9 +1,9 @@
 """How many bands correlated noise should have: a rule from public numbers alone.
 
 Noise of k bands, ``W_t = Z_t - sum of c_j W_(t-j)``, cancels in part between steps
-(`accounting.core.samplers.cyclic_poisson`).  But examples then return every k steps,
-which costs noise.  The rule weighs both by the noise of the iterates: the sum over all
-steps so far of an exponential average of W, as momentum has it.
+(`accounting.core.samplers.cyclic_poisson`).  But an example may then be used only every
+k steps, which costs noise.  The rule weighs both by the noise of the iterates: the sum
+over all steps so far of an exponential average of W, such as momentum takes.
 
 No privacy claim depends on it.
 
@@ -28,9 +28,9 @@ from accounting.core.samplers.cyclic_poisson import coefficients
 
 #: More bands gain next to nothing, and each costs the memory of the parameters.
 _MOST_BANDS = 16
-#: Share of the least noise by which that of fewer bands may exceed it.
+#: Fewer bands are preferred if their noise exceeds the least by at most this share.
 _ENOUGH = 0.05
-#: The average of a step's noise, as of Adam's momentum.
+#: Decay of the average over steps, as in Adam's momentum.
 _MOMENTUM = 0.9
 #: Steps after which a step's noise has no part of that of the first.
 _LONG = 5_000
@@ -43,7 +43,7 @@ class Bands:
     Attributes:
       bands: k; 1 for independent noise.
       noise: Noise of the iterates, over that of independent noise at the same epsilon.
-      noise_multiplier: Of noise of k bands.
+      noise_multiplier: Noise multiplier of noise of k bands.
       independent: Noise multiplier of independent noise.
 
     Example:
@@ -99,7 +99,7 @@ def of_plan(plan: DpSgdPlan, noise_multiplier: float) -> Bands:
 
     Args:
       plan: A plan with bands, for rows.
-      noise_multiplier: Noise multiplier of a run of it, above 0.
+      noise_multiplier: Noise multiplier of a run of the plan, above 0.
     """
     assert plan.bands is not None
     delta = 0.1 / plan.num_examples
@@ -136,11 +136,11 @@ def best_bands(
     """Returns the least power of two whose noise is within 5 % of the least.
 
     Args:
-      num_examples: n.
-      expected_batch_size: b.
+      num_examples: n, slots of the data set.
+      expected_batch_size: b, expected examples per step.
       num_steps: T.
-      epsilon: Target.
-      delta: Target.
+      epsilon: Target, above 0.
+      delta: Target, in (0, 1).
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       of_runs: Number of runs of the plan that have the target together.
       most: Number of bands that is not exceeded.

@@ -1,17 +1,15 @@
 """What ``dpsgd plan`` asks: one question for several samplers, or at several values.
 
-Formal guarantees:
-  - A theorem answers only what it covers: one example, under zero-out.
-  - What is proven is rounded up, and lower bounds are rounded down.
-  - Every value of a sweep is checked, and every plan made, before anything is answered.
-  - At constant total noise ``q sqrt(T/2) / s`` is that of the question, at each value
-    and for each number of steps.
+Every value of a sweep is checked, and every plan is made, before anything is answered.
+Proven numbers are rounded up, and lower bounds are rounded down.  The theorem of a
+training method answers only what it covers: one example, under zero-out.
 
-*The total amount of noise (TAN)*, and its closed form of epsilon.  At large noise the
+*The total amount of noise (TAN)* and its closed form of epsilon: at large noise the
 privacy of DP-SGD depends only on ``eta = q sqrt(T/2) / s``, the inverse of the total
 amount of noise.  Small batches with proportionally less noise keep eta, the number of
 steps and the noise of a mean gradient.  They train alike at a fraction of the cost,
-which makes a search over hyper-parameters affordable.  `tan_epsilon` approximates Renyi
+which makes a search over hyper-parameters affordable.  A sweep at constant total noise
+keeps eta at each value and for each number of steps.  `tan_epsilon` approximates Renyi
 accounting at large noise: it is an estimate for tuning and no bound.
 
 References:
@@ -223,7 +221,7 @@ class Line:
         Args:
           question: What is asked at other values.
           axis: A key of ``AXES``; ``TOTAL_NOISE_AXIS`` where total noise is held.
-          value: Where.
+          value: The value of the axis.
 
         Raises:
           InputError: a value out of range.
@@ -239,7 +237,7 @@ class Answer:
 
     Attributes:
       question: What was asked.
-      line: Of which sampler and mechanism.
+      line: The sampler and mechanism.
       plan: How batches are made.
       bounds: Bounds on what was asked for.
     """
@@ -617,7 +615,7 @@ def eta(answer: Answer) -> float:
     """Returns the inverse of the total amount of noise, of Poisson batches.
 
     Raises:
-      InputError: other batches, or no noise.
+      InputError: the batches are not Poisson batches, or there is no noise.
     """
     plan, noise = answer.plan, answer.question.noise_multiplier or 0.0
     check_choice("sampler", plan.sampler, sampler_registry.poisson_samplers())

@@ -1,13 +1,9 @@
 """A second opinion on an epsilon: the plan's ``DpEvent``, and dp_accounting's answer.
 
-No privacy claim depends on it.  Of truncated batches it is asked about the steps
-without a cap, whose cost is added: our own bound is smaller where the cap is tight.
-
-Formal guarantees:
-  - ``ask`` asks about the plan's own mechanism, with its sampling probability rounded
-    up, or refuses the plan.
-  - It leaves every privacy loss to dp_accounting.  Only the probability of truncation
-    is ours.
+No privacy claim depends on it.  `ask` describes the plan's own mechanism as an event,
+with its sampling probability rounded up, or refuses the plan.  dp_accounting computes
+every privacy loss.  Truncated batches are asked about without their cap, and our bound
+on the cost of the cap is added; the accountant's bound is smaller if the cap is tight.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorem 3.3, for the truncation.
@@ -132,7 +128,7 @@ def ask(
 def _event(
     plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
 ) -> tuple[Any, str]:
-    """Returns the event of a plan or None, and the relation with its pairs."""
+    """Returns the event of a plan or None, and the relation that has its pairs."""
     if plan.sampler == DETERMINISTIC:
         # An example is used once per epoch, by a sum of this sensitivity.
         sensitivity = 2 if relation == REPLACE_ONE else count

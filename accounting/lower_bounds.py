@@ -2,7 +2,7 @@
 
 They take a second, prove no privacy, and show how tight the guarantees are.
 
-*Truncated batches*: of the data set whose other gradients are zero, where dropping
+*Truncated batches*: take a data set whose other gradients are zero, so that dropping
 another row has no effect.  A step's sum is N(J, s^2), where J is the number of the
 user's rows that are sampled and kept.  If i of them are sampled beside m other rows,
 J = i, or a hypergeometric number if i + m > B.  Steps are independent.  The
@@ -14,8 +14,8 @@ divergences, by the theorem of `dominating_pairs`.
 merged into cells, whose masses under both mixtures are exact.  That is post-processing
 and can only lower the hockey-stick divergence, which is the mean of a convex function
 of the likelihood ratio; the error is of second order in the width of the cells.
-`lower_delta_of_sum` composes the steps by the inversion of `inversion`, and subtracts
-every error of that.
+`lower_delta_of_sum` composes the steps as `inversion` does, and subtracts every error
+of the inversion.
 
 *Smoothing* adds ``E[h(S - x)]`` with ``h(y) = E[(1 - e^-(y + Z))+] - (1 - e^-y)+``, the
 time value of an option: the integral over u up to v of half the normal density of mean
@@ -160,8 +160,8 @@ def _log_mixture(
 
     Args:
       points: Increasing, shape (n,).
-      means: Of the components, in deviations, the first one at 0.
-      weights: Of the other components.
+      means: Means of the components, in deviations of the noise; the first is 0.
+      weights: Weights of the other components.
     """
     found = []
     for mean, weight in zip(means, [_rest(weights), *weights], strict=True):
@@ -350,7 +350,7 @@ def delta_of(
       **unit: Relation and privacy unit, as for `accountant.delta`.
 
     Raises:
-      InputError: other batches.
+      InputError: the batches are not Poisson batches, truncated or not.
     """
     found, least_noise, _ = _pair(plan, **unit)
     if noise_multiplier == 0.0:

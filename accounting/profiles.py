@@ -23,15 +23,13 @@ This holds for deterministic and shuffled batches, where each use of an example 
 Gaussian mechanism.  For Poisson batches mu-GDP is a limit for many steps (Dong et al.
 2022, Theorem 11) and no bound, so that no mu is stated.
 
-Group privacy is by `group_epsilon`.  A run's profile is that of `accountant.delta`,
-under the same relation and unit.
+`group_epsilon` bounds the epsilon of a group.  A run's profile is `accountant.delta` at
+many epsilons, under the same relation and unit.
 
-Formal guarantees:
-  - ``bounds_on_grid`` gives upper bounds at every grid point, also where it asks for
-    few: H is convex in ``e^s``, so that it is below the line between two points.
-  - every rate and advantage is an upper bound, whichever points of the profile are
-    taken: each delta is an upper bound, and results are rounded up.
-  - more points never give a larger bound.
+Every bound holds whichever points of a profile are asked for: each delta is an upper
+bound, results are rounded up, and more points never give a larger bound.  Between the
+points that it asks for, `bounds_on_grid` takes the line: H is convex in ``e^s``, so it
+lies below.
 
 References:
   Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 2.1; Dong, Roth and Su
@@ -61,7 +59,7 @@ if TYPE_CHECKING:  # a statement does without NumPy
 
     Array = NDArray[np.float64]
 
-#: Of a costly profile, bounds are asked for at every so many grid points.
+#: Bounds of a costly profile are asked for at every so many grid points.
 _STRIDE = 8
 #: Bounds are no longer asked for where so many in a row did not fall.
 _MOST_FLAT = 8
@@ -193,17 +191,18 @@ def group_epsilon(
 ) -> float:
     """Returns an epsilon for data sets that differ by several zero-outs.
 
-    Of an example and its replacement, which are a group of two, or of many examples of
-    a user.  By group privacy: if the plan is (e, d)-private for one, it is ``(k e, d
-    (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e is proven.
+    They differ, for instance, in an example and its replacement, which are a group of
+    two, or in many examples of a user.  By group privacy, if the plan is (e, d)-private
+    for one, it is ``(k e, d (e^(k e) - 1) / (e^e - 1))``-private for k.  The result is
+    infinite if no e is proven.
 
     Args:
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
       delta: Delta of the claim for the group, in (0, 1).
       group_size: k, at least 1.
-      max_examples_per_user: Examples of each member of the group; above 1 it is that of
-        `accountant.epsilon` for users.
+      max_examples_per_user: Largest number of examples of each member of the group;
+        above 1 the members are users, as for `accountant.epsilon`.
 
     Raises:
       InputError: a value out of range.
@@ -425,8 +424,8 @@ def _of_rates(
 def _best_epsilon(rate: float, mu: float) -> float:
     """Returns the epsilon with the best bound at ``rate`` if a mechanism is mu-GDP.
 
-    The slope of its trade-off function there.  The mu that fits a profile best changes
-    slowly along it: each rate begins with that of the last one.
+    It is the slope of the trade-off function there.  The mu that fits a profile best
+    changes slowly along it, so each rate begins with the mu of the rate before.
     """
     return abs(mu * NormalDist().inv_cdf(rate) + mu**2 / 2)
 

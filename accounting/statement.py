@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accounting.core.claim import MethodWording
 
 STATEMENT_VERSION = 1
-#: The versions in the lock files, against which the tests compare the accountant; the
+#: The versions with which the tests compare the accountant, as in the lock files; the
 #: installed version may be another.
 REFERENCE_ACCOUNTANT = "dp-accounting 0.4.3 and 0.6.0"
 

@@ -115,7 +115,14 @@ def lower_delta(
     epsilon: float,
     num_cells: int = random_allocation.NUM_CELLS,
 ) -> float:
-    """Returns a lower bound on delta; arguments as for `upper_delta`."""
+    """Returns a lower bound on delta at ``epsilon``.
+
+    Args:
+      plan: A plan of balls and bins.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+      num_cells: Number of grid cells of the likelihood ratios, as for `directions`.
+    """
     steps, epochs = plan.steps_per_epoch, plan.num_epochs
     if steps == 1 or noise_multiplier == 0.0:
         return deterministic.delta(plan, noise_multiplier, epsilon).lower or 0.0
@@ -129,7 +136,13 @@ def lower_delta(
 
 
 def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
-    """Returns bounds on delta at ``epsilon``; arguments as for `upper_delta`."""
+    """Returns bounds on delta at ``epsilon``.
+
+    Args:
+      plan: A plan of balls and bins.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+    """
     found = upper_delta(plan, noise_multiplier, epsilon)
     lower = below(lower_delta(plan, noise_multiplier, epsilon), found.guarantee)
     return dataclasses.replace(found, lower=lower, lower_method=METHOD)

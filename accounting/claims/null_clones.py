@@ -113,9 +113,9 @@ _LARGEST_EPSILON = 600.0
 #: Relative distance of two epsilons for which the same h is used.
 _SETTLED = 2e-4
 _MOST_EXPONENT = 600.0
-#: Of the best exponent: those that ``delta`` tries too.
+#: Multiples of the best exponent that ``delta`` tries, too.
 _NEARBY = (0.97, 0.98, 0.99, 1.0, 1.005, 1.01, 1.015, 1.02, 1.025, 1.03)
-#: Of the search for h: its first stride, its longest one over h, the least slope of the
+#: The search for h: its first stride, its longest one over h, the least slope of the
 #: mixture over the cost's, the last stride over h, and how many h are tried.
 _FIRST_STRIDE, _LONGEST, _FLAT, _LAST, _MOST_TRIES = 1.01, 0.1, 1e-3, 2e-3, 8
 #: At less noise, the logarithm of a likelihood ratio has a range of hundreds, and all
@@ -421,7 +421,7 @@ class Coins:
 
     Attributes:
       trials: Number of coins.
-      probability: Of success of each.
+      probability: Probability of success of each.
     """
 
     trials: int

@@ -288,7 +288,7 @@ class NumberOfRuns:
     shape: float
 
     def __post_init__(self) -> None:
-        """Refuses what is no law.
+        """Refuses shares that are no law.
 
         Raises:
           InputError: a negative share, or a sum other than 2^64.
@@ -435,7 +435,7 @@ class Selected:
       l2_norm_clip: Bound on the L2 norm of one example's gradient, or "auto".
 
     Raises:
-      InputError: no such law.
+      InputError: no law with these numbers is offered.
     """
 
     num_runs: int
@@ -512,7 +512,7 @@ class Selected:
 
 # -- what tuning costs -----------------------------------------------------------------
 
-#: A search for noise starts at so many times that of a run alone.
+#: A search for noise starts at this multiple of the noise of one run.
 _GUESS = 1.15
 
 
@@ -521,7 +521,7 @@ class Price:
     """What the best of a random number of runs costs.
 
     Attributes:
-      noise_multiplier: Of each run.
+      noise_multiplier: Noise multiplier of each run.
       epsilon: Upper bound for the best.
       runs: Law of the number of runs.
     """
@@ -547,7 +547,7 @@ class Tuning:
     """Runs with one plan, of which candidates may differ in anything but the plan.
 
     Attributes:
-      plan: Of every run.
+      plan: The plan of every run.
       num_runs: N: a candidate of the best tenth is tried as surely as by N runs.
       delta: In (0, 1).
     """
@@ -557,7 +557,7 @@ class Tuning:
     delta: float
 
     def __post_init__(self) -> None:
-        """Refuses what takes too long.
+        """Refuses a question whose answer takes too long.
 
         Raises:
           InputError: a number of runs out of range, or a sampler without a profile.

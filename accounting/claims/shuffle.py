@@ -110,9 +110,14 @@ def composed_delta(
     epsilon: float,
     means: tuple[float, float],
 ) -> float:
-    """Returns a lower bound on delta of ``num_epochs`` independent epochs.
+    """Returns a lower bound on delta of independent epochs.
 
-    Other arguments as for `event_delta`.
+    Args:
+      noise: Noise standard deviation in clip norms, above 0.
+      steps: Number of steps of one epoch.
+      num_epochs: Number of epochs.
+      epsilon: At least 0.
+      means: Mean of the differing example's step under P, and under Q.
     """
     masses, losses = _slices(noise, steps, num_epochs, means)
     if not len(masses):

@@ -56,9 +56,9 @@ class _Help:
         """Writes the options of a group.
 
         Args:
-          console: Where to.
+          console: Where the help is written.
           options: What the console can do; not used.
-          panel: The group.
+          panel: The group of options.
         """
         del options
         if panel.format == "command":  # --help
@@ -99,18 +99,18 @@ def _plain(text: Any) -> str:
 
 
 def _sentence(words: str) -> str:
-    """Returns the first sentence, and what says the default."""
+    """Returns the first sentence, and the part that names the default."""
     default = re.search(r"\[default: .*\]", words)
     first = re.split(r"(?<!e\.g)(?<=\.) (?=\S)", words, maxsplit=1)[0]
     return first if default is None or "[" in first else f"{first} {default[0]}"
 
 
 def _said_of(entry: Any, shorten: Callable[[str], str]) -> tuple[str, str]:
-    """Returns the names of an option, and what is said of it.
+    """Returns the names of an option, and its description.
 
     Args:
       entry: The option, as cyclopts describes it.
-      shorten: Of the words of its description.
+      shorten: Shortens the description.
     """
     names = ", ".join(entry.display_labels_with_metavar)
     names = names.replace("--[KEYWORD] STR", "--NAME VALUE")
@@ -175,7 +175,7 @@ def call(function: Callable[..., Any], tokens: Sequence[str], name: str) -> Any:
 
     Args:
       function: The command.
-      tokens: What stands behind its name on the command line.
+      tokens: What follows the command's name on the command line.
       name: How the command is called.
 
     Raises:
@@ -193,7 +193,7 @@ def parse(function: Callable[..., Any], tokens: Sequence[str]) -> dict[str, Any]
 
     Args:
       function: The command.
-      tokens: What stands behind its name on the command line.
+      tokens: What follows the command's name on the command line.
 
     Raises:
       InputError: an argument is missing, unknown or refused.
@@ -215,7 +215,7 @@ def input_error(
 
     Args:
       error: What cyclopts found.
-      names: The options that there are.
+      names: Names of all options of the command.
       tokens: What was given.
     """
     cause: BaseException | None = error
@@ -273,7 +273,7 @@ def names_of(function: Callable[..., Any]) -> list[str]:
 
 
 def options_by_group(function: Callable[..., Any]) -> dict[str, list[tuple[str, str]]]:
-    """Returns all options of a command with what is said of them, by group."""
+    """Returns all options of a command with their descriptions, by group."""
     shown = Parameter(show=True)
     groups: dict[Group, list[tuple[str, str]]] = {}
     for each in app_of(function).assemble_argument_collection(parse_docstring=True):

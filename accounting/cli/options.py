@@ -115,7 +115,12 @@ def check_delta(delta: float | None, allow_large: bool) -> None:
 
 
 def delta_options(delta: float | None, allow_large: bool) -> tuple[str, ...]:
-    """Returns the options that pass a delta on; arguments as for `check_delta`."""
+    """Returns the options that pass a delta on to another command.
+
+    Args:
+      delta: The delta; None is accepted.
+      allow_large: Whether the user accepts a large one.
+    """
     given = () if delta is None else (f"--delta={delta!r}",)
     return (*given, *(("--allow-large-delta",) if allow_large else ()))
 

@@ -1,8 +1,7 @@
 """The body of ``dpsgd plan``: asks the accountant, and prints or draws the answers.
 
-Formal guarantees:
-  - What is proven is rounded up, and lower bounds are rounded down.
-  - A lower bound alone is printed as no guarantee.
+Proven numbers are rounded up, and lower bounds are rounded down.  Where only a lower
+bound is known, the answer says that it is no guarantee.
 """
 
 from __future__ import annotations
@@ -373,10 +372,10 @@ def _question(asked: PlanOptions) -> Question:
 
 
 def _with_bands(samplers: tuple[str, ...], bands: int | None) -> tuple[str, ...]:
-    """Returns the samplers, of groups where there are bands, as `dpsgd batches` does.
+    """Returns the samplers, made cyclic if there are bands, as `dpsgd batches` does.
 
     Raises:
-      InputError: there are bands, and no sampler has groups.
+      InputError: there are bands, and no sampler has a cyclic variant.
     """
     if bands is None or any(sampler_registry.rules(name).cyclic for name in samplers):
         return samplers

@@ -4,17 +4,17 @@ Every answer is for the worse of both directions of a neighbouring relation.  Th
 default is zero-out: an example is replaced by a ghost that contributes zero
 (`REPLACE_SPECIAL` in dp_accounting).  `accounting.core.neighboring_relation` lists the
 others.  Answers are intervals whose type tells a guarantee from a lower bound; see
-`accounting.core.intervals`.  Lower bounds that take seconds are those of
+`accounting.core.intervals`.  Lower bounds that take seconds to compute are in
 `accounting.lower_bounds`.
 
-Upper bounds of Poisson and truncated batches are within 1e-4 of what their theorem
-gives for a delta of 1e-20 or more, and lower bounds are useful there; those of balls
-and bins within 1e-3, for 1e-14 times the number of epochs or more.  Below, bounds hold,
-epsilon
-rises as delta falls, and ``delta(epsilon(d)) <= d``, but they may be far from tight:
-those of Poisson and truncated batches are Chernoff's, ten times as large or far more
-where rare steps lose most, and balls and bins below 1e-17 are bounded by revealed
-steps.
+How tight the bounds are: for a delta of 1e-20 or more, upper bounds of Poisson and
+truncated batches are within 1e-4 of what their theorem gives, and lower bounds are
+useful.  For a delta of 1e-14 times the number of epochs or more, upper bounds of balls
+and bins are within 1e-3.  At a smaller delta the bounds still hold, epsilon rises as
+delta falls, and ``delta(epsilon(d)) <= d``; but they may be far from tight.  Bounds on
+delta of Poisson and truncated batches are then Chernoff's: ten times as large, or far
+more where rare steps lose most.  Below 1e-17, bounds of balls and bins are those that
+reveal the steps of an example.
 
 Example:
   >>> from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
@@ -135,7 +135,7 @@ def _consistent(
     delta: float,
     found: Bounds,
 ) -> Bounds:
-    """Returns bounds on epsilon, of which the proven delta is at most ``delta``.
+    """Returns bounds on epsilon at which the proven delta is at most ``delta``.
 
     At a tiny delta, the bounds on delta may be looser than those on epsilon.
     """

@@ -56,9 +56,9 @@ class MethodWording:
     Attributes:
       clipped: A second clip, applied before gradients are summed; empty for none.
       released: How the noisy mean is used in what is released.
-      discretization: How epsilon is computed; None if as for DP-SGD.
+      discretization: How epsilon is computed; None if it is computed as for DP-SGD.
       not_covered: Further outputs that the claim does not cover.
-      earlier: What it does not cover of earlier runs; None if as for DP-SGD.
+      earlier: Earlier runs that the claim does not cover; None for those of DP-SGD.
     """
 
     clipped: str
@@ -88,7 +88,7 @@ class Theorem(Protocol):
 
     @property
     def is_for_rows_alone(self) -> bool:
-        """Whether it is not proven for users, even with one row of each."""
+        """Whether the theorem is not proven for users, even with one row of each."""
 
     def check_plan(self, plan: DpSgdPlan) -> None:
         """Refuses a plan that the theorem does not cover.
@@ -196,7 +196,7 @@ def plan_of_all(plan: DpSgdPlan, of_runs: int, theorem: Theorem | None) -> DpSgd
       theorem: The theorem of the training method; None for DP-SGD's.
 
     Raises:
-      InputError: it is not proven for several runs; see also `plan.together`.
+      InputError: the theorem is of one run, or as for `plan.together`.
     """
     if theorem is not None and of_runs != 1:
         raise InputError(

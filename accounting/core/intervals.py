@@ -73,7 +73,7 @@ def below(lower: float, upper: float) -> float:
 
 
 class _Interval:
-    """What is proven of a number, and what no proof can go below."""
+    """Bounds on a number: the proven one, and the one that no proof can beat."""
 
     method: str
     #: Names of the fields, and what a lower bound alone is.

@@ -14,8 +14,8 @@ Replace-one (``REPLACE_ONE``): an example is replaced by any other.  Accounted f
 Poisson sampling and deterministic batches.  For the other samplers, group privacy
 applies to a group of two under zero-out: `profiles.group_epsilon`.
 
-For users with several examples, zero-out is accounted for by deterministic, Poisson and
-truncated Poisson batches, add-or-remove by the last two.
+For users with several examples, zero-out is accounted for with deterministic, Poisson
+and truncated Poisson batches, and add-or-remove with the last two.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TEXTS_OF_USER = {
 #: The condition on the number of examples under replace-one.
 SAME_NUMBER = "both data sets have num_examples examples, and that number is public"
 
-#: Largest k with bounds of its own, since their cost grows with k.
+#: Largest number of examples of a user, since the cost of the bounds grows with it.
 MOST_EXAMPLES_PER_USER = 50
 _GROUP = (
     "In Python, accounting.profiles.group_epsilon bounds it by groups, under zero-out."
@@ -89,7 +89,7 @@ def is_supported(
 
 
 def _check_relation(sampler: str, neighboring_relation: str) -> None:
-    """Refuses, with the reason, a relation that a sampler is not accounted for."""
+    """Refuses, with the reason, a relation under which a sampler has no bounds."""
     check_choice("neighboring_relation", neighboring_relation, RELATIONS)
     found = sampler_registry.get(sampler)
     if neighboring_relation in found.relations:

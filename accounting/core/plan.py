@@ -34,12 +34,13 @@ from accounting.core.validation import (
 
 #: Bump when the meaning of a field changes or a field is added or removed.
 PLAN_VERSION = 1
-#: Beyond, the error of binomial tails exceeds `samplers.truncation.TAIL_SLACK`: it is
-#: 1e-7 at 10^16 examples.
+#: With more examples, the error of binomial tails exceeds
+#: `samplers.truncated_poisson.TAIL_SLACK`: it is 1e-7 at 10^16 examples.
 MOST_EXAMPLES = 10**12
-#: More runs are not declared together: each costs noise, whether it is made or not.
+#: Largest number of runs declared together: each costs noise, even if it is never made.
 MOST_RUNS = 1_000
-#: Noise of more bands is not computed without error: see `trainer.core.step.noise`.
+#: Largest number of bands whose noise is computed without error; see
+#: `trainer.core.step.noise`.
 MOST_BANDS = 256
 
 DETERMINISTIC = "deterministic"
@@ -50,7 +51,7 @@ TRUNCATED_POISSON = "truncated-poisson"
 BALLS_AND_BINS = "balls-and-bins"
 CYCLIC_POISSON = "cyclic-poisson"
 TRUNCATED_CYCLIC_POISSON = "truncated-cyclic-poisson"
-#: Sampler -> the one of groups, for noise of bands.
+#: Sampler -> the cyclic sampler that takes its place if the noise has bands.
 CYCLIC = {
     POISSON: CYCLIC_POISSON,
     TRUNCATED_POISSON: TRUNCATED_CYCLIC_POISSON,
@@ -86,12 +87,12 @@ class DpSgdPlan:
         Poisson sampling does not depend on it.
       truncated_batch_size: For truncated samplers, the cap on the examples of one step;
         in [expected_batch_size, num_examples].  None for all others.
-      bands: For cyclic samplers, the number of groups of examples, whose steps take
-        turns; at least 2, at most num_examples / expected_batch_size and `MOST_BANDS`.
-        None for all others, whose JSON does not have it.
+      bands: For cyclic samplers, the number of groups of examples; each step samples
+        from one group, in turn.  At least 2, at most num_examples / expected_batch_size
+        and `MOST_BANDS`.  None for all other samplers, whose JSON has no such field.
 
     Raises:
-      InputError: name, value, bound.
+      InputError: a value out of range; the message has name, value and bound.
 
     Example:
       >>> plan = DpSgdPlan(
@@ -126,9 +127,9 @@ class DpSgdPlan:
         self._check_of_sampler()
 
     def _check_of_sampler(self) -> None:
-        """Refuses a missing field of the sampler's plans, and one of other samplers."""
+        """Refuses a plan that lacks a field of its sampler, or has one of another."""
         found, least = rules(self.sampler), self.expected_batch_size
-        # A step of bands expects no more examples than one of so many groups has.
+        # A step with bands samples from one group, which must have enough examples.
         most = min(MOST_BANDS, self.num_examples // least)
         instead = f"or take --sampler {TRUNCATED_POISSON}"
         for name, is_needed, other, bounds, remedy in (
@@ -153,7 +154,7 @@ class DpSgdPlan:
     def sampling_probability(self) -> Fraction:
         """Probability that an example is in a given step, before truncation.
 
-        With ``bands``, in a given step of its group.
+        With ``bands``, the probability that it is in a given step of its group.
         """
         sampled = self.expected_batch_size * (self.bands or 1)
         return Fraction(sampled, self.num_examples)
@@ -165,7 +166,7 @@ class DpSgdPlan:
 
     @property
     def num_group_steps(self) -> int:
-        """Most steps that may hold one example; with ``bands`` those of its group."""
+        """Largest number of steps that may hold one example, all of its group."""
         return -(-self.num_steps // (self.bands or 1))
 
     @property
@@ -207,7 +208,7 @@ class DpSgdPlan:
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``version``."""
         fields = {**header(PLAN_VERSION), **dataclasses.asdict(self)}
-        if self.bands is None:  # fingerprints, and with them batches, are as before
+        if self.bands is None:  # a plan without bands keeps its fingerprint
             del fields["bands"]
         return fields
 
@@ -237,20 +238,21 @@ def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
 
     Proof.  A plan is E rounds of T / E steps.  Where the sampler ``composes``, the rows
     of a round are drawn independently of those of other rounds, by the same law (or,
-    without chance, are fixed).  The accountant's bounds hold whatever the steps
-    compute, if it has a sensitivity of one clip norm and was chosen from earlier
+    without chance, are fixed).  The accountant's bounds hold whatever each step
+    computes, if it has a sensitivity of one clip norm and was chosen from earlier
     releases.  So the rounds of N runs, one after another, are N E rounds such as those
-    of the returned plan: that a new run begins there, with another model, is such a
+    of the returned plan: to begin a new run there, with another model, is such a
     choice, and clip norms only set the unit.  Runs that are not made, or end early,
     release a function of what they would have released otherwise.
 
-    Runs at the same time are covered, too: where none reads results of another that has
-    not ended, they are in some order; and steps of Poisson sampling are rounds of their
-    own, in whatever order they are.
+    Runs at the same time are covered, too.  If no run reads results of another one that
+    has not ended, the runs can be put in an order.  Otherwise, steps of Poisson
+    sampling are rounds of their own, in whatever order they are taken.
 
-    The epochs are N times E, and not those that N T steps would fill: each run uses a
-    row once in each of its own epochs.  A shuffle that one run repeats is another one
-    in the next run, which no plan of repeated shuffles describes: it is refused.
+    The returned plan has N times E epochs, which may differ from what N T steps would
+    fill: each run uses a row once in each of its own epochs.  Persistent shuffles are
+    refused: a run repeats its order, and the next run repeats another one, which no
+    single plan describes.
 
     With k ``bands``, each run draws its groups and begins a cycle of k steps: an
     example is in at most N ceil(T / k) steps.  T is rounded up to whole cycles, so that
@@ -258,7 +260,7 @@ def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
     which need not be the same in two runs.
 
     Args:
-      plan: Of each run.
+      plan: The plan of each run.
       num_runs: N, from 1 to `MOST_RUNS`.
 
     Raises:
@@ -288,7 +290,7 @@ def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
 
 
 def check_epochs(plan: DpSgdPlan) -> None:
-    """Refuses a plan whose epochs cannot use every example once, where they have to.
+    """Refuses a plan whose epochs cannot use every example once, as its sampler does.
 
     Raises:
       InputError: the number of steps of an epoch is not n/b to the nearest integer.
@@ -455,7 +457,7 @@ def names() -> tuple[str, ...]:
 
 
 def rules(sampler: str) -> PlanRules:
-    """Returns what a plan must satisfy.
+    """Returns what the plans of a sampler must satisfy.
 
     Raises:
       InputError: no such sampler.

@@ -8,9 +8,9 @@ registered with `pipelines.core.choices.register`, and an audit with
 `accounting.audits.register`.
 
 Formal guarantees:
-  - nothing by default: what a sampler does not provide is refused.
-  - one meaning per name: a name cannot be registered twice.
-  - a plan loads the standard library alone: registering loads no sampler's module.
+  - What a sampler does not provide is refused; nothing has a default.
+  - A name cannot be registered twice.
+  - Registering loads no sampler's module: a plan needs the standard library alone.
 
 Example:
   >>> rules("balls-and-bins").once_per_epoch

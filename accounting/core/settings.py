@@ -1,7 +1,7 @@
 """A setting is a field of a dataclass, whose annotation says what it accepts.
 
-From the field follow its check here, its option on the command line and its key in a
-file of ``--config`` (`accounting.cli.command`), and its place in the reference.
+The field determines the check here, the option on the command line and the key in a
+file of ``--config`` (`accounting.cli.command`), and the entry in the reference.
 
 Example:
   >>> @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,8 @@ def one_of(name: str, names: Callable[[], tuple[str, ...]]) -> pydantic.AfterVal
 
     Args:
       name: Name of the setting.
-      names: Returns the current names; None is accepted where the type has it.
+      names: Returns the names that are registered now.  None is accepted as a value if
+        the type of the setting has it.
     """
 
     def check(value: str | None) -> str | None:
@@ -83,10 +84,10 @@ def choice(name: str, *names: str) -> pydantic.AfterValidator:
 
 
 def listed(kind: Callable[[str], Any]) -> Parameter:
-    """Returns the annotation of an option of values that are separated by commas.
+    """Returns the annotation of an option whose values are separated by commas.
 
     Args:
-      kind: Makes a value of a text; raises ValueError.
+      kind: Makes a value of a text; raises a ValueError for a wrong text.
     """
 
     kinds: dict[Any, str] = {int: "integers", float: "numbers"}

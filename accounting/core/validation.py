@@ -3,17 +3,10 @@
 Messages name the parameter, its value, the bound and the remedy.  They never hold a
 row, a key, or a realised batch size.
 
-Formal guarantees:
-  - ``read_fields``: JSON of a plan, manifest or record of another format or version, or
-    with unknown or missing fields, is refused.
-  - Every command that takes a delta, the settings of a run, and the privacy statement
-    refuse ``LARGEST_DELTA`` or more unless the user allows it.
-  - ``delta_weakness`` returns a sentence exactly where delta >= 1 / num_examples, and
-    never for the delta that ``delta_remedy`` names.
-
 A mechanism that publishes each example in the clear with probability delta satisfies
 (0, delta)-differential privacy.  Of n examples it publishes n * delta on average, so
-delta must be well below 1/n.
+delta must be well below 1/n: `delta_weakness` warns of a delta of 1/n or more, and
+`check_claimed_delta` refuses `LARGEST_DELTA` unless the user allows it.
 """
 
 from __future__ import annotations
@@ -37,8 +30,8 @@ class InputError(ValueError):
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Returns a question for the choice that was probably meant; empty if none is near.
 
-    It is spelled alike, or other tools call it so: by its first letters, as lr and mse,
-    or by one of its words, as clip and noise.
+    A choice is near if its spelling is alike, or if other tools abbreviate it so: by
+    its first letters, as in lr and mse, or by one of its words, as in clip and noise.
 
     Args:
       name: What was written.
@@ -66,7 +59,7 @@ def _fail(name: str, value: object, bound: str, remedy: str) -> None:
 def check_local(name: str, path: str | os.PathLike[str]) -> None:
     """Refuses, by an InputError, the URL of a store for a path of this machine.
 
-    As a path it would name a folder ``s3:`` of this one.
+    Taken as a path, the URL would name a folder ``s3:`` of this machine.
 
     Args:
       name: Name of the option.

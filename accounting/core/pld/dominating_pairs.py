@@ -233,12 +233,22 @@ def remove_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
 
 
 def add_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of ghost against example; arguments as for `remove_pair`."""
+    """Returns the pair of a Poisson-subsampled Gaussian: ghost against example.
+
+    Args:
+      sampling_probability: q, in [0, 1].
+      noise_multiplier: s, above 0.
+    """
     return _of_one(sampling_probability, noise_multiplier, 0, 1)
 
 
 def replace_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of example and opposite; arguments as for `remove_pair`."""
+    """Returns the pair of a Poisson-subsampled Gaussian: example against opposite.
+
+    Args:
+      sampling_probability: q, in [0, 1].
+      noise_multiplier: s, above 0.
+    """
     return _of_one(sampling_probability, noise_multiplier, 1, 1)
 
 

@@ -43,10 +43,10 @@ group.  Its other steps are the same for neighbours: the theorem holds for M'.  
 differ only if one of at most ceil(T / k) steps of the group holds more than B examples.
 Any other example is in such a step with probability q / k = b / n, independently, so a
 step does with probability at most Pr[Bin(n - 1, b / n) >= B] =: tau on either data set,
-and ``delta <= delta_(M') + (1 + e^eps) ceil(T / k) tau`` as in `truncation`.  Bounds on
-truncated steps that need the number of other examples of a step do not apply: the size
-of a group is not public.  It follows no data, so that an example may be added: under
-add-or-remove, n is an upper bound.
+and ``delta <= delta_(M') + (1 + e^eps) ceil(T / k) tau`` as in `truncated_poisson`.
+This needs no more than that each data set has at most n examples: under add-or-remove,
+n is an upper bound.  Bounds on truncated steps that need the number of other examples
+of a step do not apply, since the size of a group is not public.
 
 Users.  The rows of a user may be in several groups, whose blocks overlap: for users
 with several rows nothing is proven here.

@@ -37,7 +37,7 @@ MOVES_OTHERS = (
 def _exact(
     formula: Callable[..., float], plan: DpSgdPlan, noise_multiplier: float, at: float
 ) -> Bounds:
-    """Returns a formula of `gaussian` for all epochs as one, rounded up and down."""
+    """Returns a formula of `dominating_pairs` for all epochs, rounded up and down."""
     noise = noise_multiplier / math.sqrt(plan.num_epochs)
     return Bounds(
         upper=formula(noise, at),

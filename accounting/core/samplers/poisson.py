@@ -185,7 +185,13 @@ class ComposedSteps:
         return deltas
 
     def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-        """Returns bounds on epsilon; arguments as for `epsilon_function`."""
+        """Returns bounds on epsilon at ``delta``.
+
+        Args:
+          plan: A plan of Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          delta: In (0, 1).
+        """
         found = self.epsilon_function(plan, noise_multiplier, delta)(delta)
         if plan.sampling_probability < 1:
             return found

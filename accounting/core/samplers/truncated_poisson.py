@@ -52,8 +52,8 @@ nothing is truncated.  Reveal which others are sampled: the number of the user's
 Bin(k, q) under the condition that it is at most B - m, hence stochastically at most
 Bin(k, q), and the step has the pair without a cap.  If ``i + m > B``, reveal the kept
 rows: a Gaussian mechanism of sensitivity ``min(i, B)``, where i has the probability
-``w_i Pr[Bin(n - k, q) > B - i]``.  Fewer rows lose less: count as the user's as many
-other slots as are missing to k.  This leaves ``i + m`` as it is, and i can only grow.
+``w_i Pr[Bin(n - k, q) > B - i]``.  A user with fewer rows loses less: count other slots
+as the user's until there are k.  This leaves ``i + m`` as it is, and i can only grow.
 
 The first bound is better for much noise, which hides whether a row is kept, the second
 for little noise or many rows.  Neither costs anything that counts where a step is
@@ -103,8 +103,8 @@ from accounting.core.samplers.poisson import (
     rounded_up,
 )
 
-#: Largest number of other rows that is told from a larger one, in deviations, and how
-#: many numbers up to it are told apart.
+#: Beyond this many deviations, numbers of other rows are not told apart; up to there,
+#: this many numbers are.
 _DEVIATIONS, _NUMBERS = 9, 1024
 
 
@@ -178,7 +178,8 @@ def _rooms(
 ) -> list[tuple[int, float]]:
     """Returns how many of the user's rows fit beside the others, rounded down.
 
-    Each with its probability: 0, powers of two, and k, for which nothing is displaced.
+    The numbers are 0, powers of two, and k, for which nothing is displaced.  Each comes
+    with its probability.
     """
     powers = (1 << power for power in range(num_rows.bit_length()))
     rooms = [0, *(room for room in powers if room < num_rows), num_rows]
@@ -257,8 +258,9 @@ def tail_probability(
 def step_tail(plan: DpSgdPlan, size: int) -> float:
     """Returns a bound on the probability that a step has more than ``size`` examples.
 
-    Where examples are in groups, it is a step of the group of a given example, which
-    counts as in it: each other example is in that group and step with probability b/n.
+    If examples are in groups, the step is one of the group of a given example, and that
+    example counts as sampled.  Each other example is in that group and that step with
+    probability b/n.
 
     Args:
       plan: A plan of Poisson batches.
@@ -427,7 +429,9 @@ class TruncatedBounds:
     ) -> Callable[[float], tuple[float, float]]:
         """Returns a function: epsilon -> upper bounds on delta in each direction.
 
-        Arguments as for `delta`.
+        Args:
+          plan: A plan of truncated Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
         """
         untruncated = self.untruncated.profile(plan, noise_multiplier)
         mixtures: dict[str, privacy_profile.StepsProfile] = {}
@@ -459,7 +463,13 @@ class TruncatedBounds:
         return epsilon_after_cost(cost, lambda point: needed_at(point).guarantee, delta)
 
     def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-        """Returns bounds on epsilon at ``delta``; arguments as for `delta`."""
+        """Returns bounds on epsilon at ``delta``.
+
+        Args:
+          plan: A plan of truncated Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          delta: In (0, 1).
+        """
         if self.untruncated.participation(plan) <= delta:
             return Bounds(upper=0.0, method=PARTICIPATION)
         additive = self.additive_epsilon(plan, noise_multiplier, delta)
