@@ -1,6 +1,6 @@
-"""What must be right for batches to be as the plan says; it imports nothing outside.
+"""What must be right for batches to be as the plan says.
 
-In this order, a reviewer reads which examples are in which step, with which weight, and
+In this order a reviewer reads which examples are in which step, with which weight, and
 whether the files can be trusted:
 
     keys                       secrets, and the random numbers made of them

@@ -3,7 +3,7 @@
 The batch job, the certificate and the audits all ask this module.  A block of rows is
 one Parquet row group.  It has a ChaCha20 stream of its own, keyed by (key, plan,
 label), so that a retried, repeated or re-ordered bundle makes the same choices on every
-engine.  From the stream are drawn, in this order:
+engine.  A sampler draws from the stream, in this order:
 
 - Poisson: for each row the number of its steps, binomial by inversion of the exact
   distribution; then for each row a uniform subset of that size; then a priority for
@@ -28,8 +28,8 @@ within n**2 / 2**128):
   - independence: participations of a row in distinct steps, and of distinct rows, are
     independent.  The number of rows that choose a step is binomial.
   - groups: with ``bands`` k, the groups of rows are uniform and independent, and a row
-    takes part in steps of its group g alone, t = g modulo k.  Given the groups, what
-    is said of inclusion and independence holds for those steps.
+    takes part in steps of its group g alone, t = g modulo k.  Given the groups, the two
+    promises above hold for those steps.
   - uniform truncation: a step with more than B rows keeps a uniformly random subset of
     size B, whatever the order in which they arrive.
   - once per epoch: with the other samplers, every row takes part in exactly one step of
@@ -104,7 +104,8 @@ class PlanSampler:
     Attributes:
       plan: How batches are sampled.
       key: Secret key of the data set.
-      starts: Of each shuffle, the ranks that start steps 1, 2, ...; else empty.
+      starts: For each shuffle of the plan, the ranks that start steps 1, 2, ...; empty
+        for a plan without shuffles.
     """
 
     plan: DpSgdPlan
@@ -130,7 +131,12 @@ class PlanSampler:
         return Stream(derive(self.key, *labels))
 
     def ranks(self, rows: BlockSpan, shuffle: int) -> Ranks:
-        """Returns the ranks of the rows of a block; arguments as for its stream."""
+        """Returns the ranks of the rows of a block.
+
+        Args:
+          rows: The block.
+          shuffle: Number of the plan's shuffle, from 0.
+        """
         stream = self.rank_stream(rows, shuffle)
         return stream.words(rows.num_rows), stream.words(rows.num_rows)
 
@@ -151,7 +157,7 @@ def make_sampler(
       run: Draws the ranks of blocks, by default one after the other.
 
     Raises:
-      InputError: as ``check_assigned``.
+      InputError: as for `check_assigned`.
     """
     check_assigned(plan)
     sampler = PlanSampler(plan=plan, key=key)
@@ -164,7 +170,7 @@ def check_assigned(plan: DpSgdPlan) -> None:
     """Refuses a plan whose sampler has no registered assignment of rows to steps.
 
     Raises:
-      InputError: there is none.
+      InputError: there is no such assignment.
     """
     if plan.sampler not in _SAMPLERS:
         sampler_registry.refuse(
@@ -178,9 +184,9 @@ def register(name: str, assign: Assign) -> None:
     """Lets jobs use a sampler.
 
     Args:
-      name: Name under which the accountant knows it.
-      assign: (sampler, block) -> choices of the block's rows, a pure function.  It
-        promises the law that the accountant assumes.
+      name: Name under which the accountant knows the sampler.
+      assign: (sampler, block) -> choices of the block's rows, a pure function.  Its
+        author promises that it has the law that the accountant assumes.
 
     Raises:
       InputError: the name is taken, or not registered with the accountant.
@@ -229,7 +235,7 @@ def first_places(plan: DpSgdPlan) -> np.ndarray:
 def binomial_table(num_trials: int, probability: Fraction) -> list[int]:
     """Returns floor(2**128 Pr[Bin <= k]) for k = 0, 1, ..., in exact integers.
 
-    It ends before ``num_trials``, or with the first entry of 2**128 - 1.
+    The table ends before ``num_trials``, or with the first entry of 2**128 - 1.
 
     Args:
       num_trials: At least 1.
@@ -271,7 +277,7 @@ def _binomial(
 def _subsets(
     stream: Stream, counts: np.ndarray, num_steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (row, step), sorted: of each row, a uniform subset of the steps.
+    """Returns (row, step), sorted: a uniform subset of the steps for each row.
 
     Rows draw steps until each has its number of distinct ones.
     """
@@ -312,7 +318,7 @@ def _independent(
     counts = _binomial(stream, steps, plan.sampling_probability, num_rows)
     is_heavy = counts > steps // 2
     row, step = _subsets(stream, np.where(is_heavy, 0, counts), steps)
-    if is_heavy.any():  # of more than half of the steps, the others are drawn
+    if is_heavy.any():  # a row in over half of the steps draws those that it is not in
         heavy = np.flatnonzero(is_heavy)
         chosen = np.ones((len(heavy), steps), bool)
         chosen[_subsets(stream, steps - counts[heavy], steps)] = False

@@ -5,8 +5,8 @@
     one zero word
     bucket = 1 + ((h >> 32) * (buckets - 1) >> 32)
 
-``mix`` is the finaliser of splitmix64.  Two strings of at most 8 bytes and of one
-length never share a hash; others do with probability 2**-64.
+``mix`` is the finaliser of splitmix64.  Two strings of the same length of at most 8
+bytes never share a hash; two others do with probability 2**-64.
 
 Formal guarantees:
   - A bucket is a function of the bytes, the salt and the number of buckets alone.

@@ -1,12 +1,13 @@
 """Sub-keys of a secret key, public names for it, and streams of random numbers.
 
-Formal guarantees:
+Formal guarantees of keys:
   - A new key is uniform, as far as the operating system's random numbers are.
   - Sub-keys of one key under different label tuples are independent and uniform, up to
     the PRF assumption on keyed BLAKE2b; no sub-key reveals the key.
   - A commitment reveals nothing about key and labels, under the same assumption.
 
-And of streams from ChaCha20, one for each secret key, up to the PRF assumption on it:
+Formal guarantees of streams, one for each secret key, up to the PRF assumption on
+ChaCha20:
   - Words are independent and uniform in [0, 2**64), the same on every machine.
   - A stream does not repeat: its n-th 64 bytes are those of the 64-bit counter n, also
     beyond the 2**32 blocks that RFC 8439's counter allows.

@@ -118,7 +118,7 @@ class Resampling:
     def ranges(self, memory: int, num_threads: int) -> list[range]:
         """Returns ranges of steps, of nearly equal sizes, whose rows fit into memory.
 
-        All rows are read for each.
+        All rows of the input are read once for each range.
 
         Args:
           memory: Bytes to use.
@@ -253,7 +253,7 @@ def resampling(manifest: Any, key: bytes, data: DataSet) -> Resampling:
             "Expected --key-file and --input to be those of the batches; the key, or a "
             "name, size or footer of a file, differs. Give those of `dpsgd batches`."
         )
-    # Of bounded users the plan has a public number of slots, of which some are empty.
+    # If users are bounded, the plan has a public number of slots, some of them empty.
     if num_rows > plan.num_examples or (
         num_rows < plan.num_examples and "bounded" not in manifest["dataset"]
     ):
@@ -272,7 +272,13 @@ def resampling(manifest: Any, key: bytes, data: DataSet) -> Resampling:
 
 
 def batches_id(manifest: Any, key: bytes, data: DataSet) -> str:
-    """Returns the commitment to key, plan, layout and input; as for `resampling`."""
+    """Returns the commitment to key, plan, layout and input.
+
+    Args:
+      manifest: JSON of the manifest.
+      key: Secret sampling key, 32 bytes.
+      data: The input of the job.
+    """
     layout = {
         each: manifest[each] for each in ("plan", "columns", "physical_batch_size")
     }
@@ -343,7 +349,7 @@ def checksum(
 def _place(name: str) -> bytes:
     """Returns what names are sorted by, as upb (protobuf's library) sorts the job's.
 
-    By their bytes; a name comes after those that begin with it.
+    Names are sorted by their bytes; a name comes after the names that begin with it.
     """
     return name.encode() + b"\xff"  # which is in no UTF-8
 

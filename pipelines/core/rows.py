@@ -1,10 +1,8 @@
 """The rows of a data set: its files, their row groups, and the bytes of a row.
 
-Formal guarantees:
-  - ``read`` returns every row of a row group once, in order, bit for bit as stored, or
-    raises.
-  - ``digest`` changes with any name, number of rows or footer.
-  - No error holds a value.
+`DataSet.read` returns every row of a row group once, in order, bit for bit as stored,
+or raises.  `DataSet.digest` changes with any name, number of rows or footer.  No error
+holds a value.
 
 Public: names, columns.  Sensitive: rows, footers and, if users are bounded, numbers of
 rows.
@@ -94,7 +92,7 @@ def list_blocks(
       open_file: Path -> open file.
 
     Raises:
-      InputError: a name twice, or a file that is not Parquet.
+      InputError: a name occurs twice, or a file is not Parquet.
     """
     names = [name for name, _ in files]
     if names != sorted(set(names)):

@@ -1,4 +1,4 @@
-"""What this machine has, and work on its threads, with results in order."""
+"""The cores and memory of this machine, and work on threads with results in order."""
 
 from __future__ import annotations
 

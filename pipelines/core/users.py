@@ -1,22 +1,18 @@
-"""The note in a data set's metadata that bounds how many rows each user has.
+"""How many rows of each user are kept, which ones, and the note that says so.
 
-`dpsgd prepare` writes the note into its Parquet files, from where it passes to batches,
-runs and privacy statements.
+`draw_priorities` gives each row a priority.  `least_rows` returns a query that keeps
+the rows of each user with the least priorities; DuckDB runs it over three numbers of
+each row.  `dpsgd prepare` writes a note about the bound (`Bounded`) into the metadata
+of its Parquet files, from where the note passes to batches, runs and privacy
+statements.
 
-Formal guarantees:
+Formal guarantees of the note:
   - The number of slots is the public number that the user gave, not the number of rows,
     which depends on how many rows each user has.
   - No step draws from slots without rows; neighbouring data sets may have rows in them.
 
-Public: everything here.
-
-The rows of each user that are kept are those with the least priorities.
-
-``draw_priorities`` gives each row a priority; the query ``least_rows`` says which are
-kept.  The query is text, which DuckDB runs over three numbers of each row.
-
-Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20 and
-keyed BLAKE2b:
+Formal guarantees of the choice, for a uniform secret key and up to the PRF assumption
+on ChaCha20 and keyed BLAKE2b:
   - at most: no user has more than ``most`` rows left; one with fewer keeps them all.
   - uniform choice: of a user with more, each set of ``most`` rows is equally likely,
     and choices of different users are independent.
@@ -28,9 +24,9 @@ keyed BLAKE2b:
 [0, 2**64).  A row is kept if fewer than ``most`` rows of its user precede it in the
 order of (priority, place), which is total: places differ.  Of a user with n rows this
 keeps min(n, ``most``), the first of a permutation that is uniform if no two priorities
-are equal.  Two of a user are with probability 2**-64 per pair.
+are equal.  Each pair of rows of a user has equal priorities with probability 2**-64.
 
-Sensitive: everything.
+Public: the note.  Sensitive: everything else.
 
 References:
   Charles et al. (2024), arXiv:2407.07737, on bounding contributions of users.
@@ -71,8 +67,8 @@ class UserBound:
       num_examples: Slots: a public upper bound on the kept rows.
 
     Raises:
-      InputError: a number is below 1, or there are more rows of a user than any proof
-        covers.
+      InputError: a number is below 1, or ``max_examples_per_user`` is larger than any
+        proof covers.
     """
 
     user_column: str
@@ -92,11 +88,11 @@ class UserBound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bounded(UserBound):
-    """The note about a bound that was applied, whose ids the data set no longer holds.
+    """The note about a bound that was applied; the data set no longer holds the ids.
 
     Attributes:
-      key: Commitment to the key that chose rows, then one to key and table, so that
-        the notes of two tables differ: together they may hold more rows of a user.
+      key: Commitment to the key that chose rows, then one to key and table.  So the
+        notes of two tables differ, which together may hold more rows of a user.
     """
 
     key: str = ""

@@ -8,12 +8,11 @@ features ``step`` and ``part``.  Padding rows are zero bits, after the real rows
 Version 2 has the records of version 1.  Its samples also derive from the digest of the
 input (``KnownInput``), so that no key reproduces the batches of version 1.
 
-Formal guarantees:
-  - ``decode_batch(encode_batch(batch))`` returns the same bits, NaN payloads included.
-  - Equal batches have equal bytes (features are written in the order of their names).
-  - Records are framed with their lengths and checksums, as TFRecord does:
-    ``iterate_records`` yields the records that were written, in order; a flipped bit
-    anywhere is an error, and so is a file that ends within a record.
+`decode_batch` returns the bits that `encode_batch` was given, NaN payloads included.
+Equal batches have equal bytes, since features are written in the order of their names.
+Records are framed with their lengths and checksums, as in TFRecord: `iterate_records`
+yields the records that were written, in order, and raises for a flipped bit anywhere
+and for a file that ends within a record.
 
 The message ``tf.train.Example`` has a descriptor pool of its own, since TensorFlow
 registers the same message in the default pool, and one process may hold both.
@@ -129,7 +128,7 @@ def decode_batch(
       physical_batch_size: As in ``encode_batch``.
 
     Raises:
-      CorruptRecordError: not a record of these columns and this size.
+      CorruptRecordError: the bytes are no record of these columns and this size.
     """
     try:
         feature = Example.FromString(record).features.feature

@@ -9,41 +9,30 @@
 
 ``pipelines.batches.folder`` reads and writes these files.
 
-Formal guarantees:
-  - ``Manifest`` holds public values only: nothing in it depends on which example was
-    sampled when, and the files it names depend on plan and columns alone.
-  - ``batches_id`` commits to the sampling key: batches of one plan but of different
-    keys have different manifests.
-  - ``Checksums.of`` refuses an edited manifest.
-  - ``Checksums.inputs`` identifies the files that the examples are from.
-  - ``Checksums.seal`` changes with the manifest or any record.  It and its digest
-    reveal nothing about them, up to the PRF assumption on keyed BLAKE2b; nobody makes
-    it from public files.
-  - ``parse_record_checksum(str(checksum))`` is the checksum of a record; other texts
-    are refused.
+*The manifest* holds public values only: nothing in it depends on which example was
+sampled when, and the files it names depend on plan and columns alone.  Its
+``batches_id`` commits to the sampling key, so that batches of one plan but of different
+keys have different manifests.  Columns whose records no reader could read are refused.
 
-`dpsgd verify --resample` writes the certificate, if the records are byte for byte those
-of the reference sampler (``pipelines.core.resample``, which says what that proves, and
-under which assumptions).  A run that trains on the batches copies it, and checks every
-record against the digests that the seal is made of.
+*The checksums* have the digest of every record, and of the files that the examples are
+from.  `Checksums.of` refuses an edited manifest.  The seal changes with the manifest or
+any record.  Seal and digest of the seal reveal nothing about the records, up to the PRF
+assumption on keyed BLAKE2b, and nobody can make the seal from public files.
 
-Formal guarantees of the certificate:
-  - nothing sensitive: its fields are the manifest's fingerprint, the seal, and versions
-    of software.  The seal is the output of a keyed hash: it reveals neither key,
-    records nor sizes.
-  - of these records: ``is_about`` accepts it only for the manifest and the records that
-    were certified, up to collisions of SHA-256 and of keyed BLAKE2b.
-  - not from public files: without ``private/`` of the batches, or their key, nobody can
-    make one that ``is_about`` accepts.
+*The certificate* is written by `dpsgd verify --resample`, if the records are byte for
+byte those of the reference sampler (``pipelines.core.resample``, which says what that
+proves, and under which assumptions).  A run that trains on the batches copies it, and
+checks every record against the digests that the seal is made of.  The certificate holds
+the manifest's fingerprint, the seal, and versions of software: neither key, records nor
+sizes.  `Certificate.is_about` accepts it only for the manifest and the records that
+were certified, up to collisions of SHA-256 and of keyed BLAKE2b.  Without ``private/``
+of the batches, or their key, nobody can make a certificate that `is_about` accepts.
 
-It is no signature: who may read the private folder of the batches could write one
-without certifying.  Who doubts it runs the command again.
+A certificate is no signature: whoever may read the private folder of the batches could
+write one without certifying.  Whoever doubts it runs the command again.
 
 Public: manifest and certificate.  Sensitive: checksums, since the number of parts of a
 step may depend on the examples.
-
-Formal guarantees of columns:
-  - ``check_record`` accepts no record that ``decode_batch`` could not read.
 
 References:
   The largest message: protobuf.dev/programming-guides/proto-limits, 2 GiB.
@@ -152,10 +141,15 @@ def record_bytes(columns: Sequence[Column], physical_batch_size: int) -> int:
 
 
 def check_record(columns: Sequence[Column], physical_batch_size: int) -> None:
-    """Refuses records that are too long to be read; arguments as for ``record_bytes``.
+    """Refuses records that are too long to be read.
+
+    Args:
+      columns: Columns of the record.
+      physical_batch_size: Number of rows of the record, real and padding.
 
     Raises:
-      InputError: the largest size that would fit.
+      InputError: a record would be too long; the message has the largest size that
+        fits.
     """
     size = record_bytes(columns, physical_batch_size)
     if size <= MOST_RECORD_BYTES:
@@ -263,7 +257,7 @@ class Manifest:
         """Returns the manifest that ``to_json`` wrote.
 
         Raises:
-          InputError: not a manifest, another version, or inconsistent.
+          InputError: the fields are no manifest, of another version, or inconsistent.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         found = read_fields(
@@ -324,8 +318,8 @@ class FileChecksum:
         """Returns the checksum that ``to_json`` wrote.
 
         Raises:
-          TypeError: not a checksum.
-          ValueError: a malformed checksum of a record.
+          TypeError: the fields are no checksum.
+          ValueError: the checksum of a record is malformed.
         """
         records = tuple(map(parse_record_checksum, fields["records"]))
         return cls(**{**fields, "records": records})
@@ -361,11 +355,11 @@ class Checksums:
         """Returns the checksums that ``to_json`` wrote.
 
         Args:
-          manifest: Bytes of the manifest beside them.
+          manifest: Bytes of the manifest in the same folder.
           fields: What ``to_json`` returned.
 
         Raises:
-          InputError: damaged, or the manifest was edited.
+          InputError: the fields are damaged, or the manifest was edited.
         """
         try:
             files = fields["files"].items()
@@ -438,7 +432,7 @@ def parse_record_checksum(text: str) -> RecordChecksum:
     """Returns the checksum that ``str`` wrote.
 
     Raises:
-      ValueError: another text.
+      ValueError: ``str`` wrote no such text.
     """
     found = _TEXT.fullmatch(text)
     if found is None:
@@ -475,8 +469,8 @@ class Certificate:
         """Returns the certificate of batches.
 
         Args:
-          manifest: Their manifest.
-          checksums: Their checksums, which must equal the reference's.
+          manifest: Manifest of the batches.
+          checksums: Checksums of the batches, which must equal the reference's.
         """
         return cls(
             manifest_fingerprint=manifest.fingerprint,
@@ -493,7 +487,7 @@ class Certificate:
         """Returns the certificate that ``to_json`` wrote.
 
         Raises:
-          InputError: not a certificate.
+          InputError: the fields are no certificate.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         remedy = "Remove it, or run `dpsgd verify --resample` again."
@@ -506,7 +500,7 @@ class Certificate:
         """Whether it certifies the records of a run.
 
         Args:
-          manifest_fingerprint: That of the manifest.
+          manifest_fingerprint: Fingerprint of the manifest.
           records_id: ``digest_of_seal`` of the batches.
         """
         return (

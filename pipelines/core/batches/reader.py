@@ -1,46 +1,31 @@
-"""Reads and checks the records of batch files, all or those of one of several workers.
+"""Reads the records of batch files, and checks every byte of them.
 
-Formal guarantees, for ``read_records`` of all workers run to their ends without an
-error:
-  - exactly one worker was yielded each physical batch of the plan, in step order;
-  - every byte was what ``dpsgd batches`` wrote: the SHA-256 of a record is checked
-    before it is yielded, the checksums of a file name each of its steps and parts once
-    and in order, and each record says the step and part of its checksum;
-  - otherwise an InputError of at least one worker names the file or step that is wrong.
+`StoredBatches` are the batches of a folder, on this machine or in a store:
 
-And for ``check_file`` without an error:
-  - the file holds every record once, in order, and as many real rows as were written;
-  - every record has its real rows first, weights of 0 and 1 only, and zero padding.
+    OUT/manifest.json             see `manifest`; public
+    OUT/certificate.json          see `manifest`; public
+    OUT/private/checksums.json    see `manifest`; sensitive
 
-Other guarantees:
-  - Only the bytes of a worker's own records are read, each once.
+With W workers, part p of a step belongs to worker p mod W.  A worker reads the bytes of
+its own records, each byte once, and no others.
 
-Where the bytes come from is not trusted: every one is checked.
+If `read_records` of all workers end without an error:
+  - Exactly one worker was given each physical batch of the plan, in step order.
+  - Every byte was what ``dpsgd batches`` wrote: the SHA-256 of a record is checked
+    before the record is yielded, the checksums of a file name each of its steps and
+    parts once and in order, and each record holds the step and part of its checksum.
 
-Public: the manifest.  Sensitive: every yielded batch.
+If any byte differs, at least one worker raises an InputError that names the file or the
+step that is wrong.
 
-Of several workers, part p of a step belongs to worker p mod W.  Formal guarantees of
-the ranges of bytes that each reads:
-  - ``ranges_of`` all workers hold each record of the wanted steps once, in step order
-    for each of them, and no other byte.
-  - Checksums that do not name each step and part of a file once and in order are
-    refused.
-
-Sensitive: all of it, since the number of parts of a step may depend on the examples.
-
-`StoredBatches` are those of a folder:
-
-    OUT/manifest.json             see ``manifest``; public
-    OUT/certificate.json          see ``certificate``; public
-    OUT/private/checksums.json    see ``manifest``; sensitive
-
-Formal guarantees:
-  - ``checksums`` refuses a manifest that was edited.
-  - ``batches`` yields what ``read_records`` does, with its guarantees.
+If `check_file` ends without an error, the file holds every record once, in order, and
+as many real rows as were written.  Every record has its real rows first, weights of 0
+and 1 only, and padding of zeros.
 
 The functions that get bytes, from this machine or a store, are not trusted.
 
-Public: manifest, certificate and names.  Sensitive: checksums and batches.
+Public: manifest, certificate and names.  Sensitive: checksums, ranges and batches,
+since the number of parts of a step may depend on the examples.
 """
 
 from __future__ import annotations
@@ -72,13 +57,14 @@ if TYPE_CHECKING:  # `dpsgd account` reads certificates where protobuf is not in
 
 #: (name of a file, first byte, number of bytes) -> these bytes.
 Read = Callable[[str, int, int], bytes]
-#: A smaller request would wait longer for its answer than for its bytes.
+#: Records are read together up to this size: a smaller request would wait longer for
+#: its answer than for its bytes.
 RANGE_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The parts of one worker.
+    """The parts of steps that belong to one worker.
 
     Attributes:
       rank: Rank of the worker, from 0.
@@ -103,13 +89,13 @@ ALL = Share()
 
 @dataclasses.dataclass(kw_only=True)
 class Range:
-    """A range of bytes that is read at once.
+    """A range of bytes of a batch file that is read at once.
 
     Attributes:
       file: File of the manifest.
-      start: First byte.
-      end: Byte after the last.
-      records: Records in the range.
+      start: Place of the first byte in the file.
+      end: Place after the last byte.
+      records: Checksums of the records in the range.
     """
 
     file: BatchFile
@@ -125,7 +111,7 @@ def ranges_of(
     share: Share = ALL,
     first_step: int = 0,
 ) -> list[Range]:
-    """Returns a worker's ranges of a file: adjacent records together.
+    """Returns the ranges of a file that a worker reads; adjacent records share one.
 
     Args:
       file: File of the manifest.
@@ -135,7 +121,7 @@ def ranges_of(
       first_step: First step to read.
 
     Raises:
-      InputError: checksums without each step and part once.
+      InputError: the checksums do not name each step and part once and in order.
     """
     _check_order(file, checksum, manifest.parts_per_step)
     found: list[Range] = []
@@ -156,11 +142,11 @@ def ranges_of(
 def _check_order(
     file: BatchFile, checksum: FileChecksum, parts_per_step: int | None
 ) -> None:
-    """Checks that each step and part is there once, in order.
+    """Checks that the checksums name each step and part of a file once, in order.
 
     Args:
       file: File of the manifest.
-      checksum: Its checksums.
+      checksum: Checksums of the file.
       parts_per_step: Number of records of every step; None if it depends on the data.
     """
     end = (file.first_step + file.num_steps, 0)
@@ -196,18 +182,18 @@ def read_records(
     first_step: int = 0,
     ahead: int = 1,
 ) -> Iterator[PhysicalBatch]:
-    """Yields a worker's physical batches of steps ``first_step`` and later, in order.
+    """Yields a worker's physical batches from ``first_step`` on, in step order.
 
     Args:
       manifest: Manifest of the batches.
-      checksums: Their checksums.
-      read: Reads a file; called by threads.
+      checksums: Checksums of the batches.
+      read: Reads a range of a file; called by threads.
       share: The parts of the worker.
       first_step: First step to read.
       ahead: Number of ranges that are read while one is used.
 
     Raises:
-      InputError: missing, changed, incomplete or repeated data.
+      InputError: data are missing, changed, incomplete or repeated.
     """
 
     def checked(found: Range) -> tuple[Range, list[memoryview]]:
@@ -238,10 +224,10 @@ def check_file(
       file: File of the manifest.
       manifest: Manifest of the batches.
       checksum: Checksums of the file.
-      read: As in ``read_records``.
+      read: Reads a range of a file.
 
     Raises:
-      InputError: what is wrong.
+      InputError: the file is not as it was written.
     """
     num_real = 0
     for found in ranges_of(file, manifest, checksum):
@@ -253,7 +239,7 @@ def check_file(
 
 
 def _checked(found: Range, read: Read) -> list[memoryview]:
-    """Returns the framed records of a range, after checking their digests."""
+    """Returns the framed records of a range, read and compared with their digests."""
     data = memoryview(read(found.file.name, found.start, found.end - found.start))
     frames, position = [], 0
     for one in found.records:
@@ -307,8 +293,8 @@ class StoredBatches:
     Attributes:
       place: The folder, for messages.
       read_file: Returns the contents of a file by its path, or raises an OSError.
-      reader: Returns a function that reads batch files of a manifest with checksums,
-        and the number of ranges that are read while one is used.
+      reader: (manifest, checksums) -> a function that reads ranges of the batch files,
+        and how many ranges to read while one is used.
     """
 
     place: str
@@ -319,7 +305,7 @@ class StoredBatches:
         """Returns the manifest.
 
         Raises:
-          InputError: missing, unfinished or damaged.
+          InputError: there is no manifest, or it is damaged.
         """
         path = f"{self.place}/{MANIFEST_NAME}"
         found = read_json(path, remedy=_UNFINISHED, read=self.read_file)
@@ -329,7 +315,7 @@ class StoredBatches:
         """Returns the checksums, after checking the manifest against them.
 
         Raises:
-          InputError: missing or damaged, or the manifest was edited.
+          InputError: the checksums are missing or damaged, or the manifest was edited.
         """
         fields = read_json(
             f"{self.place}/{PRIVATE_NAME}/{CHECKSUMS_NAME}",
@@ -344,15 +330,17 @@ class StoredBatches:
         """Returns the contents of the certificate; None if there is none.
 
         Raises:
-          InputError: no access.
+          InputError: the file cannot be read.
         """
         return find(f"{self.place}/{CERTIFICATE_NAME}", self.read_file)
 
     def key_name(self) -> str:
-        """Returns a public name of the key that sampled them, whatever their layout.
+        """Returns a public name of the key that sampled the batches.
+
+        Batches under one key share the name, even if their columns or files differ.
 
         Raises:
-          InputError: as ``checksums``.
+          InputError: as for `checksums`.
         """
         seal_key = bytes.fromhex(self.checksums().seal_key)  # made of that key
         return commitment(seal_key, "sampling key")
@@ -361,7 +349,7 @@ class StoredBatches:
         """Returns a public name of the manifest and all records.
 
         Raises:
-          InputError: as ``checksums``.
+          InputError: as for `checksums`.
         """
         return digest_of_seal(self.checksums().seal.hex())
 
@@ -373,17 +361,17 @@ class StoredBatches:
         first_step: int = 0,
         share: Share = ALL,
     ) -> Iterator[PhysicalBatch]:
-        """Yields the physical batches of ``first_step`` and later, in step order.
+        """Yields the physical batches from ``first_step`` on, as `read_records` does.
 
         Args:
-          manifest: From ``manifest``.
-          checksums: From ``checksums``.
+          manifest: What `manifest` returned.
+          checksums: What `checksums` returned.
           first_step: First step to read; a resumed run passes its finished steps.
           share: The parts of one of several workers, if not all.
 
         Raises:
-          InputError: missing, changed, incomplete or repeated data, or ``first_step``
-            is out of range.
+          InputError: data are missing, changed, incomplete or repeated, or
+            ``first_step`` is out of range.
         """
         last = manifest.plan.num_steps
         check_int("first_step", first_step, at_least=0, at_most=last)

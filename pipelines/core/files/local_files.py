@@ -1,13 +1,9 @@
 """Files of this machine: written as a whole, and private where they must be.
 
-Formal guarantees:
-  - A file of ``new_file`` and ``write_atomically`` is visible under its final name
-    complete or not at all: a temporary file is flushed to the disk, unless ``flush`` is
-    False, and renamed.
-  - After ``make_private_folder`` only this user may enter the folder, whatever its mode
-    was before.
-
-JSON files have errors of one line.
+`new_file` and `write_atomically` write a temporary file, flush it to the disk unless
+``flush`` is False, and rename it: under its final name, a file is complete or absent.
+After `make_private_folder` only this user may enter the folder, whatever its mode was
+before.
 """
 
 from __future__ import annotations
@@ -72,7 +68,7 @@ def new_file(
       cached: Whether the page cache may keep the file once it is flushed.
 
     Raises:
-      OSError: no room, no access, or no folder.
+      OSError: the disk is full, access is denied, or the folder does not exist.
     """
     temporary = hidden_path(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -100,10 +96,15 @@ def drop_from_cache(descriptor: int) -> None:
 
 
 def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
-    """Writes a whole file; other arguments, and errors, as for ``new_file``.
+    """Writes a whole file.
 
     Args:
+      path: Path in an existing folder; a file of that name is replaced.
       data: Contents of the file.
+      mode: Permissions, before the umask.
+
+    Raises:
+      OSError: as for `new_file`.
     """
     with new_file(os.fspath(path), mode=mode) as write:
         write(data)
@@ -128,9 +129,9 @@ def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> N
       remedy: What the user can do if it cannot be made private.
 
     Raises:
-      InputError: it belongs to another user, is no folder, or is on a file system
+      InputError: the path belongs to another user, is no folder, or is on a file system
         without modes.
-      OSError: no room, or no access.
+      OSError: the disk is full, or access is denied.
     """
     new = make_folder(path)
     found = os.stat(path, follow_symlinks=follow)
@@ -168,7 +169,7 @@ def find(path: StrPath, read: Callable[[StrPath], bytes] = _read_here) -> bytes 
       read: Reads a file, or raises an OSError.
 
     Raises:
-      InputError: no access.
+      InputError: the file exists and cannot be read.
     """
     try:
         return read(path)
@@ -192,7 +193,7 @@ def read_known(
       read: Reads a file, or raises an OSError.
 
     Raises:
-      InputError: missing, or no access.
+      InputError: the file is missing or cannot be read.
     """
     found = find(path, read)
     if found is None:
@@ -201,10 +202,14 @@ def read_known(
 
 
 def read_json(path: StrPath, **more: Any) -> Any:
-    """Returns the JSON value in a file; arguments as for ``read_known``.
+    """Returns the JSON value in a file.
+
+    Args:
+      path: Path of the file.
+      **more: As for `read_known`.
 
     Raises:
-      InputError: as ``read_known``, or not JSON.
+      InputError: the file is missing, cannot be read, or is not JSON.
     """
     data = read_known(path, **more)
     try:

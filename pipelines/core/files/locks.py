@@ -1,10 +1,9 @@
 """One writer at a time: locks that end with the process that has them.
 
-Formal guarantees:
-  - Of several processes that lock one file at once, on this host or on hosts whose file
-    system shares its locks, one gets the lock, and each other one an InputError.
-  - A process that has ended, in whatever way, has no lock: the next one takes it over.
-  - A lock file that its owner removed or renamed locks nothing.
+If several processes lock one file at once, on this host or on hosts whose file system
+shares its locks, one gets the lock and each other one an InputError.  A process that
+has ended, in whatever way, has no lock: the next process takes it over.  A lock file
+that its owner removed or renamed locks nothing.
 
 Public: everything here.
 """
