@@ -1,14 +1,10 @@
 """Certifies batches: compares every record with the reference sampler's.
 
-Formal guarantees:
-  - A certificate is written only if ``verify`` and the reference find nothing; an
-    earlier one is removed first.
-  - The description in the manifest, with the bound on the rows of users, is that of the
-    input.
-  - Memory stays within ``memory_limit``, as ``pipelines.core.resample`` says.
-
-What a certificate proves: ``pipelines.core.resample``.  What it is bound to:
-``pipelines.core.batches.manifest``.
+A certificate is written only if ``verify`` and the reference find nothing, and if the
+description in the manifest, with the bound on the rows of users, is that of the input.
+An earlier certificate is removed first.  ``pipelines.core.resample`` says what a
+certificate proves, and keeps memory within ``memory_limit``;
+``pipelines.core.batches.manifest`` says what a certificate is bound to.
 
 Public: findings, which name steps and files.  Sensitive: key, input, batches.
 """

@@ -8,13 +8,11 @@ runs together; the sum of their epsilons is too small.  Two runs of 1,000 steps 
 1,000 of a million rows each, both (1, 1e-6)-private, have at delta 2e-6 an epsilon of
 at least 4.1 together: noise of the same steps may be averaged.
 
-Formal guarantees:
-  - Of several runs that ask for one folder, also at once, ``take`` gives it to one, for
-    good.  That run may ask again, in any process.
-  - ``check`` writes nothing, and refuses what ``take`` would refuse now.
-  - Where nothing can be written ``take`` refuses nothing, and says so.
-  - *not* noticed: a copy that was made before the first run, and batches that were
-    sampled again by the same key.  `dpsgd account` refuses to add up such runs.
+If several runs ask for one folder, also at once, `take` gives it to one of them, for
+good; that run may ask again, in any process.  `check` writes nothing, and refuses what
+`take` would refuse now.  Where nothing can be written, `take` refuses nothing, and says
+so.  A copy that was made before the first run, and batches that were sampled again by
+the same key, are not noticed here: `dpsgd account` refuses to add up such runs.
 
 Sensitive: the file.
 """

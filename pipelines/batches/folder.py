@@ -5,24 +5,18 @@
     OUT/private/checksums.json    see ``pipelines.core.batches.manifest``; sensitive
     OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
 
-Formal guarantees:
-  - Files appear under their final name complete or not at all; the manifest comes last.
+Files appear under their final name complete or not at all; the manifest comes last.
 
-``read_batches`` reads them in step order, without Beam and without TensorFlow, with
-these guarantees:
-  - Those of ``pipelines.core.batches.reader``: every record is compared with its
-    digest, and every step and part is yielded once.
-
-Other guarantees:
-  - At most 64 MiB are read ahead from a store, or two records if these are longer,
-    whatever the size of the batches.
-
-Public: the manifest.  Sensitive: every yielded batch.
-
-Example:
+`read_batches` yields the batches in step order, without Beam and without TensorFlow:
 
     for batch in read_batches("batches"):
         batch.step, batch.columns["label"], batch.weight
+
+It compares every record with its digest, as ``pipelines.core.batches.reader`` promises,
+and yields every step and part once.  At most 64 MiB are read ahead from a store, or two
+records if these are longer, whatever the size of the batches.
+
+Public: the manifest.  Sensitive: every yielded batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks a folder of batches against its manifest and checksums.
 
-Formal guarantees, if ``verify`` returns no findings:
+If `verify` returns no findings:
   - the manifest is the one that was written, and every file that it names is there,
     byte for byte as written; no other batch file is in the folder;
   - the files hold every step of the plan once, in order, with all of its parts;
@@ -8,7 +8,7 @@ Formal guarantees, if ``verify`` returns no findings:
   - the key in the folder, if it holds one, is the one that sampled the batches;
   - the certificate in the folder, if it holds one, is about these batches.
 
-That the records are what plan, key and input determine is for ``certify``.
+``certify`` checks that the records are what plan, key and input determine.
 
 Public: the findings, which name files and steps.  Sensitive: the batches.
 """

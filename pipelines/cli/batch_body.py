@@ -122,7 +122,14 @@ def _with_best_bands(settings: BatchSettings, dataset: Dataset) -> BatchSettings
 
 
 def write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
-    """Makes batches with progress bars; arguments as for ``write_batches``."""
+    """Makes batches with progress bars, and returns their manifest.
+
+    Args:
+      dataset: From ``list_blocks``.
+      layout: From ``make_layout``.
+      out: Empty or new folder, or that of the same unfinished job.
+      **others: Further arguments of ``write_batches``.
+    """
     totals = {
         runtime.STARTS: 2 * len(dataset.blocks) * layout.plan.num_shuffles,
         # Of bounded users it grows with their number.

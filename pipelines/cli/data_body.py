@@ -83,7 +83,15 @@ def schema(table: str, out: str, columns: ColumnOptions, *, as_json: bool) -> No
 
 
 def schema_text(table: Any, columns: ColumnOptions) -> str:
-    """Returns the text of a first schema; arguments and errors as for `schema`."""
+    """Returns the text of a first schema.
+
+    Args:
+      table: File, folder or glob.
+      columns: What is known of the columns.
+
+    Raises:
+      InputError: an option contradicts the table.
+    """
     options = InputOptions(
         delimiter=columns.delimiter.replace("\\t", "\t"),
         header=tuple(_words(columns.header)),

@@ -1,10 +1,7 @@
 """Secret keys in files, in stores, and in Google's Secret Manager.
 
-Formal guarantees:
-  - A new key is in a file of mode 0600 that did not exist before; a half-written key is
-    never visible under its final name.
-  - A key file of this machine that others can read is refused, as is anything that does
-    not hold exactly one key.  In a store, its access rules decide who can read a key.
+``pipelines.core.keys`` makes and checks keys in files of this machine.  In a store, its
+access rules decide who can read a key.
 
 Sensitive: keys; no message holds them.
 """

@@ -5,14 +5,13 @@ A new folder OUT is made by one process, beside it:
     OUT.unfinished.lock     locked by the process that works there
     OUT.unfinished/data/    becomes OUT
 
-Formal guarantees:
-  - One process at a time works for ``out``.  Of several at once one does the work, and
-    each other one is refused.
-  - ``out`` gets its name when all its files are on the disk, and replaces nothing.
-  - Nothing but folders above is left after an error or a signal.  What a killed process
-    left is removed by the next command, and nothing else: an OUT.unfinished of other
-    origin is refused.
-  - Only this user may enter OUT.unfinished, and ``out`` unless ``mode`` says otherwise.
+One process at a time works for ``out``, and others are refused.  ``out`` gets its name
+when all its files are on the disk, and replaces nothing.  Only this user may enter
+OUT.unfinished, and ``out`` unless ``mode`` says otherwise.
+
+After an error or a signal nothing is left but parent folders.  The next command
+removes what a killed process left, and nothing else: an OUT.unfinished of other origin
+is refused.
 
 Sensitive: everything in OUT.unfinished.
 """

@@ -1,31 +1,23 @@
 """Commands that a signal stops, and function calls in processes of their own.
 
-SIGINT and SIGTERM: a stopped command cleans up and prints one line.
+*Signals.*  A command that SIGINT or SIGTERM stops cleans up and prints one line.  The
+signal raises an exception that is not an ``Exception``: no library handles it as a
+failure of its own, which it may retry, log with a traceback, or ignore.  Whatever a
+library raises instead, `stoppable` ends in `StoppedError`.  When a context ends, the
+earlier handlers are restored; after `ignore_signals`, signals stay ignored.
 
-Formal guarantees:
-  - A signal raises an exception that is not an ``Exception``: no library handles it as
-    a failure of its own, which it may retry, log with a traceback, or ignore.
-  - Whatever a library raises instead of it, ``stoppable`` ends in ``StoppedError``.
-  - When a context ends, the earlier handlers are restored; after ``ignore_signals``,
-    signals stay ignored.
+*Processes.*  Beam and TensorFlow each run in a separate process: they start threads,
+install signal handlers and keep memory.  Python objects go in and out by pipes.  The
+function is given by name, so that this process does not load its modules, and runs in a
+fresh interpreter that finds the same modules; unlike with ``multiprocessing``, the
+caller's script or notebook is not run again.  An InputError, OSError or StoppedError
+that is raised there is raised here; any other end of the process is an InputError that
+says so.  An exception that ends the wait, such as that of a signal, ends the other
+process too, and the end of this process stops the other as by SIGTERM.
 
 References:
   Exit status 128 + number of the signal: POSIX.1-2017, Shell Command Language, section
   2.8.2, and common practice (130 for SIGINT, 143 for SIGTERM).
-
-A function call in a separate process, with Python objects in and out, by pipes:
-
-Beam and TensorFlow each run in a separate process: they start threads, install signal
-handlers and keep memory.  The function is given by name, so that this process does not
-load its modules.
-
-Formal guarantees:
-  - The function runs in a fresh interpreter that finds the same modules; unlike with
-    ``multiprocessing``, the caller's script or notebook is not run again.
-  - An InputError, OSError or StoppedError that is raised there is raised here.  If the
-    process ends in any other way, an InputError says so.
-  - An exception that ends the wait, such as that of a signal, ends the process too.
-  - If this process ends in any way, the other one is stopped as by SIGTERM.
 """
 
 from __future__ import annotations

@@ -77,7 +77,10 @@ class Bars:
     def begin(self, label: str, done: int, total: int) -> None:
         """Starts a bar for work that another process may have begun.
 
-        Arguments as for ``Bars.update``; ``done`` does not count for the speed.
+        Args:
+          label: Label of the bar.
+          done: Units done so far, which do not count for the speed.
+          total: Units in all.
         """
         self._progress.reset(self._tasks[label], total=total, completed=done, speed="")
         self._told.pop(label, None)
@@ -86,11 +89,21 @@ class Bars:
             self._progress.start()
 
     def set_total(self, label: str, total: int) -> None:
-        """Sets the total; arguments as for ``Bars.update``."""
+        """Sets the total.
+
+        Args:
+          label: Label of the bar.
+          total: Units in all.
+        """
         self._progress.update(self._tasks[label], total=total)
 
     def advance(self, label: str, amount: int) -> None:
-        """Adds ``amount``, the units done since the last call; see ``Bars.update``."""
+        """Adds to the progress.
+
+        Args:
+          label: Label of the bar.
+          amount: Units done since the last call.
+        """
         self._move(label, advance=amount)
 
     def update(self, label: str, done: int, total: int) -> None:

@@ -3,13 +3,12 @@
 A path with a scheme (``s3://``, ``gs://``) is passed to ``stores``.  Any other path is
 local or mounted, and needs no client.
 
-Formal guarantees:
-  - A file of ``new_file`` and ``write_atomically`` is visible under its final name
-    complete or not at all.  On this machine a temporary file is flushed to the disk,
-    unless ``flush`` is False, and renamed.  In a store nothing is renamed.
-  - An error of a store holds only the path and the type of the failure.
+A file of `new_file` and `write_atomically` is visible under its final name complete or
+not at all.  On this machine a temporary file is flushed to the disk, unless ``flush``
+is False, and renamed; in a store nothing is renamed.
 
-Every function raises an OSError where there is no room, no access, or no answer.
+Every function raises an OSError where there is no room, no access, or no answer.  An
+error of a store holds only the path and the type of the failure.
 """
 
 from __future__ import annotations

@@ -3,13 +3,10 @@
 ``s3://`` is s3fs, ``gs://`` is gcsfs.  Address, region and credentials come from the
 environment of each process.
 
-Formal guarantees:
-  - An object appears complete or not at all, when its writing ends.
-  - An error is an OSError of the path and of the type or code of the failure: messages
-    of a client may quote addresses and credentials.
-
-A request that fails is repeated by the client, for some seconds, unless the store
-refuses what it is asked.
+An object appears complete or not at all, when its writing ends.  An error is an OSError
+of the path and of the type or code of the failure, since messages of a client may quote
+addresses and credentials.  The client repeats a request that fails, for some seconds,
+unless the store refuses what it is asked.
 
 References:
   Strong consistency after writes: Amazon S3 since 2020-12, Google Cloud Storage.

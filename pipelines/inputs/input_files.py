@@ -2,19 +2,16 @@
 
 As in Spark, pandas, DuckDB and Hive, a folder stands for the visible files below it, at
 any depth.  A file is hidden if its name, or that of a folder above it, begins with a
-dot or an underscore; a partition folder such as ``_day=3`` is visible.
+dot or an underscore; a partition folder such as ``_day=3`` is visible.  Hidden files
+are not returned, unless a part of a glob begins with the same dot or underscore.
+``**`` in a glob matches any number of folders, including none.
 
-Formal guarantees:
-  - Every visible file of a folder is returned.  A file with another suffix, an entry
-    that is not a file, a broken link, and a folder that cannot be listed are errors
-    that name it.
-  - Hidden files are not returned, unless a part of a glob begins with the same dot or
-    underscore.
-  - ``**`` in a glob matches any number of folders, including none.
-  - No local file is returned twice, whatever links lead to it: otherwise each of its
-    rows would be two examples, and the stated epsilon false.
-  - A partition folder such as ``day=3`` is refused, because the column ``day`` is only
-    in its name, unless the pattern spells ``day=``.
+Every visible file of a folder is returned: a file with another suffix, an entry that is
+not a file, a broken link, and a folder that cannot be listed are errors that name it.
+No local file is returned twice, whatever links lead to it: otherwise each of its rows
+would be two examples, and the stated epsilon false.  A partition folder such as
+``day=3`` is refused, because the column ``day`` is only in its name, unless the pattern
+spells ``day=``.
 
 Public: paths and names.  Sensitive: values of partition columns, which may be ids; no
 error about a partition quotes them.

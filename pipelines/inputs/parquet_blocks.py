@@ -4,27 +4,29 @@ A block is one row group of one file.  Its label, ``file#row-group`` with the fi
 path relative to the input, is its identity.  The sampler's randomness depends on the
 label alone, not on where or when the block is read.
 
-Formal guarantees:
-  - The files are read with the guarantees of ``input_files``.
-  - Blocks are listed by name and number, in the same order on every machine.
-  - All files have the same columns and description.  If these say that users are
-    bounded, they are files of one folder with the footers that they were written with,
-    so that it is true of all rows together: tables bounded one by one are refused, as
-    are several that were prepared of one, and what other tools made of one.
+Files and blocks:
+  - Files are found as in ``input_files``.  Blocks are listed by name and number, in the
+    same order on every machine.
+  - All files have the same columns and description.  If the description says that users
+    are bounded, the files must be all files of one folder, with the footers that they
+    were written with, so that the bound is true of all rows together.  Tables that were
+    bounded one by one are refused, and so are several that were prepared of one table,
+    and what other tools made of one.
   - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
     raises.  It refuses a file whose footer is not the one that was listed, and a page
     that does not match its checksum, if it has one (`dpsgd prepare` writes checksums).
   - Columns that are not fixed-width numbers are refused before any work, as are nulls
     that the footer counts; other nulls are refused when the block is read.  No message
     holds a value.
-  - Up to the PRF assumption on keyed BLAKE2b: every digest of the input that is sent to
-    workers is keyed, and reveals nothing about it; ``KnownInput.is_listed`` accepts the
-    file of a block only with the footer that was listed; and one sampling key gives
-    independent choices for two inputs that differ in the names, the rows or the footers
-    of their files: choices derive from ``data_set_key``.  Inputs with equal names and
-    footers count as the same.  A worker that reads another key than the job's is
-    refused.
-  - A ``Block``, which is sent through an engine, holds only public values.
+
+Keys and digests, up to the PRF assumption on keyed BLAKE2b:
+  - Every digest of the input that is sent to workers is keyed, and reveals nothing
+    about the input.  A ``Block`` holds only public values.
+  - ``KnownInput.is_listed`` accepts the file of a block only with the footer that was
+    listed.  A worker that reads another key than the job's is refused.
+  - One sampling key gives independent choices for two inputs that differ in the names,
+    the rows or the footers of their files: choices derive from ``data_set_key``.
+    Inputs with equal names and footers count as the same.
 
 Public: names, types, shapes and numbers of rows.  Sensitive: rows and footers.
 """

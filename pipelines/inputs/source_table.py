@@ -3,16 +3,16 @@
 A table that is prepared again, with another schema or elsewhere, is the same table, so
 that what was released of its rows counts for both.
 
-Formal guarantees:
-  - Two inputs with one source file in common have a digest in common.
-  - Of prepared rows the sources are the files that were read, of others the files.
-  - Of files that were moved or written there since, both; they have no division.
-  - Preparations whose ``division`` is equal put a row into one part, if they read the
-    same files: it commits to their order, the split, how the cells that decide it are
-    read, the size of each part and, where malformed rows are left out of a split by
-    place, how every column is read.
-  - *not* covered: a source that was packed, converted or edited is another one.  Of
-    text of more than 1 MiB, size and samples are compared, not every byte.
+The sources of prepared rows are the files that were read, and those of other rows are
+their own files.  If files were moved or written into a prepared folder, the sources are
+both, and the rows have no division.  Two inputs with one source file in common have a
+digest in common.  Preparations of the same files with equal ``division`` put a row into
+the same part: ``division`` commits to the order of the files, the split, how the cells
+that decide it are read, the size of each part and, where malformed rows are left out of
+a split by place, how every column is read.
+
+A source that was packed, converted or edited is another one.  Of text of more than
+1 MiB, size and samples are compared, not every byte.
 
 Public: names of parts.  Sensitive: digests, against which guesses could be checked.
 """

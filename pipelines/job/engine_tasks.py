@@ -1,14 +1,11 @@
 """Pipelines, and independent tasks, that run to their end on an engine of Apache Beam.
 
-Formal guarantees:
-  - When ``run_to_end`` returns or raises, nothing of the pipeline runs any more in this
-    process, and a signal has cancelled the engine's job.
-  - When ``run_on_engine`` returns, every task ran to its end at least once.
-  - A worker's InputError is raised here as the same InputError, and a failure of the
-    engine as an InputError of one line.  Of any other error of a task only type and
-    place are raised.
-
-An engine may run a task again, or twice at once.
+When `run_to_end` returns or raises, nothing of the pipeline runs any more in this
+process, and a signal has cancelled the engine's job.  When `run_on_engine` returns,
+every task ran to its end at least once: an engine may run a task again, or twice at
+once.  A worker's InputError is raised here as the same InputError, and a failure of the
+engine as an InputError of one line.  Any other error of a task is raised with its type
+and place alone.
 """
 
 from __future__ import annotations

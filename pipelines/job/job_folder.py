@@ -6,14 +6,14 @@
     OUT/private/starts       of a shuffle, the ranks that start its steps, until then
     OUT/private/lock         on this machine, locked by the process that writes
 
-Formal guarantees:
-  - Existing output is never replaced: a folder that is neither empty nor the unfinished
-    state of the same job (version, plan, layout, input, key) is refused.
-  - On this machine two jobs never write one folder at a time.  A store has no locks:
-    whoever starts jobs lets one at a time write to a folder there.
-  - A manifest is written only when every file is there.
-  - On this machine only this user may enter the folder or read a batch, even if the
-    folder existed before; otherwise the job is refused before any work.
+Existing output is never replaced: a folder that is neither empty nor the unfinished
+state of the same job (version, plan, layout, input, key) is refused.  A manifest is
+written only when every file is there.
+
+On this machine two jobs never write one folder at a time, and only this user may enter
+the folder or read a batch, even if the folder existed before; otherwise the job is
+refused before any work.  A store has no locks: whoever starts jobs lets one at a time
+write to a folder there.
 
 Public: plan and layout.  Sensitive: the key and ``private/``.
 """

@@ -6,10 +6,8 @@ A *group* is a range of consecutive steps, which one reducer writes into one fil
 holds one *unit* of the group at a time.  A packed piece holds columns: steps,
 priorities, then each column of the rows.
 
-Formal guarantees:
-  - The contents of a file depend only on (key, plan, input, layout) and the order of
-    the blocks.
-  - ``PackedRows.sizes`` are the bytes of the pieces, known before any is made.
+The contents of a file depend only on (key, plan, input, layout) and the order of the
+blocks.  ``PackedRows.sizes`` are the bytes of the pieces, known before any is made.
 
 Public: the layout.  Sensitive: everything packed.
 """

@@ -1,12 +1,12 @@
 """The job: from Parquet to a folder of verified batches, resumable.
 
-Formal guarantees:
-  - Nothing is written before every option, the input's columns and the key are checked.
-  - The same command finishes a job that was killed: sampled blocks and complete files
-    are not made again, and the result is byte-identical to that of an undisturbed run.
-  - On the local runner memory stays within ``memory_limit``, whatever the size of the
-    data.  In a Python worker of an engine it stays within ``sizing.worker_bytes``.
-  - Those of ``job_folder`` and ``transforms``.
+Nothing is written before every option, the input's columns and the key are checked.
+The same command finishes a job that was killed: sampled blocks and complete files are
+not made again, and the result is byte-identical to that of an undisturbed run.  See
+also ``job_folder`` and ``transforms``.
+
+On the local runner memory stays within ``memory_limit``, whatever the size of the data.
+In a Python worker of an engine it stays within ``sizing.worker_bytes``.
 
 Public: plan and layout.  Sensitive: the key and ``private/``.
 """

@@ -3,10 +3,9 @@
 On the local runner workers are threads of this process, which report by ``advance``.
 On a cluster they are other processes; then ``poll`` counts what they have finished.
 
-Formal guarantees:
-  - When ``Runtime.run`` returns, every task ran to its end at least once.
-  - When an error ends it, tasks on threads stop at their next report of progress.
-  - An error in a worker is an InputError of one line, which names no row.
+When ``Runtime.run`` returns, every task ran to its end at least once.  When an error
+ends it, tasks on threads stop at their next report of progress.  An error in a worker
+is an InputError of one line, which names no row.
 
 Public: progress, in numbers of blocks read, of steps written, of blocks drawn in the
 search for the order of a shuffle, and of bytes of tables.

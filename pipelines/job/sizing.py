@@ -1,7 +1,6 @@
 """Sizes of records, groups, memory and disk, before a job starts.
 
-Formal guarantees:
-  - A layout depends only on public values, never on the engine or the machine.
+A layout depends only on public values, never on the engine or the machine.
 
 Public: sizes are bounds, or expectations over the sampling.  Sensitive if users are
 bounded: the memory that a block needs, which depends on how many rows they have; no

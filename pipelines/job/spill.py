@@ -8,14 +8,12 @@ slice, never on that of the data.
     index                 num_slices + 1 offsets (int64)
 
 A reader makes one request for each file and unit, and a store answers it in tens of
-milliseconds: few large requests are fastest, so that blocks share files.
+milliseconds: few large requests are fastest, so that blocks share files.  Every block
+is in one file; how many share a file depends only on the layout and on the row groups,
+never on the engine.  Once the index of a file has been read, a slice is one request.
 
-Formal guarantees:
-  - A file under its final name is complete; a resumed job reads it, not the blocks.
-  - ``SliceReader`` returns exactly the bytes that were written.
-  - In a store a slice is one request, once the index of its file has been read.
-  - ``blocks_per_file`` depends only on the layout and on the row groups, never on the
-    engine.  Every block is in one file.
+A file under its final name is complete; a resumed job reads it, not the blocks.
+`read_slice` and `SliceReader` return exactly the bytes that were written.
 
 Sensitive: rows; the folder is private and is removed when the job ends.
 """
@@ -123,7 +121,7 @@ class SliceReader:
         self._indices: dict[str, bytes] = {}
 
     def read(self, path: str, number: int) -> bytes:
-        """Returns a slice of a file.
+        """Returns a slice of a file in the folder.
 
         Args:
           path: Path of a file that ``write_spill`` wrote.

@@ -10,7 +10,7 @@ Elements are blocks, not rows.  For each range of steps the map step makes one p
 the rows that chose a step in it, even if there are none.  The reduce step holds a unit
 of a group at a time: some tens of megabytes.
 
-Formal guarantees:
+What the transforms promise:
   - Every step of every requested group is written, even if no example chose it.
   - No element is lost or counted twice: a group is written only from exactly one piece
     of every block, whatever the engine delivered.
@@ -24,7 +24,6 @@ Formal guarantees:
     nothing more.
   - No key is part of the pipeline: it names the place where workers read the key.
   - Workers write only into folders that the job has made, through ``storage``.
-  - An error in a worker is an InputError of one line, which names no row.
 
 Public: the layout.  Sensitive: files, which hold rows.
 """

@@ -8,16 +8,16 @@ on the machine that started the job: there is no second implementation.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20 and
 keyed BLAKE2b:
-  - at most k and uniform choice: those of ``least_rows``, for all rows of a user in
+  - at most k and uniform choice: those of ``least_rows``, for all rows of a user, in
     whatever pieces they are.
   - pure function: which rows are kept depends only on the key, the table and the
     settings; written files are the same bytes for any pieces, threads and memory.
   - the id is gone: files hold every column but USER, in the same order.
-  - nothing is told: no message, call of progress or public field depends on the number
-    of users, or on how many rows any of them has; but more kept rows than
-    ``num_examples`` are refused, without their number.
-  - bounded memory: the query spills into ``work``; a row group of a piece is held at a
-    time.
+  - no message, call of progress or public field depends on the number of users, or on
+    how many rows any of them has.  (More kept rows than ``num_examples`` are refused,
+    without their number.)
+  - bounded memory: the query spills into ``work``, and one row group of a piece is held
+    at a time.
 
 Public: settings, names and types of columns.  Sensitive: rows, numbers of users, the
 key, and everything in ``work``.

@@ -9,11 +9,11 @@ which is what a reader of that text gets.
 
 An expression of a level may name those of the levels below it, so that a cell that is
 used twice is computed once.  Texts of categories and words become ids outside of the
-query, by our vectorised hash: that of DuckDB may change with its version.
+query, by our vectorised hash: that of DuckDB may change with its version.  An id
+depends on the text, the name of its output and the schema alone.
 
-Formal guarantees:
+How cells are read:
   - The first fault of a row, in the order of the schema, is the one that counts.
-  - An id depends on the text, the name of its output and the schema alone.
   - A value has the same number in every type that holds it, and in each text that
     pandas, polars, DuckDB, Spark and Arrow write for it.  A whole number has the same
     text, too, unless it is written with an exponent or as -0.
@@ -23,7 +23,7 @@ Formal guarantees:
   - Days that no calendar has, and times outside of the years 1 to 9999, are malformed.
     A time with a zone is read in the zone of the schema.  Parts of a microsecond are
     cut off.
-  - No cast is applied to a text before a pattern has held it: DuckDB's own casts take
+  - No cast is applied to a text that no pattern has matched: DuckDB's own casts take
     '1_000' for 1000, 'yes' for true, and drop '+02:00'.
 
 Public: expressions and reasons.  Sensitive: what they compute.
@@ -170,7 +170,12 @@ def present(cell: str, kind: str, missing: Iterable[str]) -> str:
 
 
 def number(cell: str, kind: str) -> str:
-    """Returns a clean cell as a double; null if it is missing or no number."""
+    """Returns a clean cell as a double; null if it is missing or no number.
+
+    Args:
+      cell: Expression.
+      kind: Type of DuckDB.
+    """
     if family(kind) == TEXT:
         return (
             f"CASE WHEN NOT contains({cell}, '_') THEN TRY_CAST({cell} AS DOUBLE) END"
@@ -190,14 +195,24 @@ def point_for_comma(text: str) -> str:
 
 
 def known_number(value: str, missing: Iterable[str]) -> str:
-    """Returns a number; null if it is NaN or equals a missing value."""
+    """Returns a number; null if it is NaN or equals a missing value.
+
+    Args:
+      value: Expression of a double.
+      missing: Texts that stand for a missing value.
+    """
     absent = ", ".join(number(literal(text), "VARCHAR") for text in missing if text)
     also = f" OR coalesce({value} IN ({absent}), false)" if absent else ""
     return f"CASE WHEN isnan({value}){also} THEN NULL ELSE {value} END"
 
 
 def text(cell: str, kind: str) -> str:
-    """Returns the one text of a clean cell; null if it is missing or has none."""
+    """Returns the one text of a clean cell; null if it is missing or has none.
+
+    Args:
+      cell: Expression.
+      kind: Type of DuckDB.
+    """
     held = family(kind)
     if held == FLOAT:
         most = 2**24 if kind == "FLOAT" else MOST_EXACT
@@ -235,7 +250,12 @@ def one_word(value: str | int) -> str:
 
 
 def rounded(cell: str, kind: str) -> str:
-    """Returns whether a cell is a number with a fraction, or may have lost digits."""
+    """Returns whether a cell is a number with a fraction, or may have lost digits.
+
+    Args:
+      cell: Expression.
+      kind: Type of DuckDB.
+    """
     if family(kind) == DECIMAL:
         return f"coalesce(trunc({cell}) <> {cell}, false)"
     if family(kind) != TEXT:
@@ -244,7 +264,12 @@ def rounded(cell: str, kind: str) -> str:
 
 
 def truth(cell: str, kind: str) -> str:
-    """Returns 0 or 1 of a clean cell, a double; null if it is missing or neither."""
+    """Returns 0 or 1 of a clean cell, a double; null if it is missing or neither.
+
+    Args:
+      cell: Expression.
+      kind: Type of DuckDB.
+    """
     if family(kind) in (TEXT, BOOLEAN):
         word = f"lower({text(cell, kind)})"
         return (

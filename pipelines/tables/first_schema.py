@@ -1,9 +1,8 @@
 """A first schema of a table, for the user to complete.
 
-Formal guarantees:
-  - No value is read, only names and types in the footers of Parquet, or the header of
-    text.  Other fields are left to the user.
-  - The schema can be read: names of columns and classes are quoted as in TOML.
+Only names and types are read, in the footers of Parquet or the header of text, and no
+value.  Other fields are left to the user.  The schema can be read as it is: names of
+columns and classes are quoted as in TOML.
 
 Public: the schema.
 """

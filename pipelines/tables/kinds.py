@@ -13,14 +13,11 @@
 A new kind is one class here: its fields, ``outputs``, and ``select``, which adds its
 expressions and faults to a `Select`; and its name in ``AnyKind`` and ``KINDS``.
 
-Formal guarantees:
-  - Every constant that a value is transformed with comes from the schema, which is
-    public; none comes from a value.
-  - A row's numbers depend only on this row and on the schema.
-  - A missing number is NaN, or the schema's choice; a missing category, word or part of
-    a date is 0, and a present one never is.
-  - A cell that its kind does not accept makes its row malformed, for a reason that
-    names column and kind, and quotes nothing of the cell.
+A row's numbers depend only on this row and on the schema: every constant with which a
+value is transformed comes from the schema, which is public.  A missing number is NaN,
+or the schema's choice; a missing category, word or part of a date is 0, and a present
+one never is.  A cell that its kind does not accept makes its row malformed, for a
+reason that names column and kind, and quotes nothing of the cell.
 
 Public: kinds, names and reasons.  Sensitive: cells.
 """

@@ -6,18 +6,18 @@
     OUT/_prepared.json                 see ``prepared_files``
 
 Consecutive files of the input are one task, on threads or on an engine, which writes
-their rows to pieces of each part.  The pieces become the files of OUT; where a part
-ends within one, by shares of all rows, its rows are written again.
+their rows to pieces of each part.  The pieces become the files of OUT.  In a split by
+shares of all rows, a part may end within a piece, whose rows are then written again.
 
-Formal guarantees:
-  - Rows keep their order within a part.  A split by fraction ends each part at
-    ``round_half_up(rows * cumulative share)``.
-  - OUT appears complete or not at all; nothing is left of a table that is refused.
-  - A file of the input that changes after it was listed, until it was read, is refused.
-  - No message depends on what a row holds, unless it is malformed, but for sizes of the
-    input; of a table with users, none says how many rows there are.
-  - With users, those of `pipelines.tables.bounding`: OUT/train holds at most so many
-    rows of each user, the note about it, and no id.
+Rows keep their order within a part.  A split by fraction ends each part at
+``round_half_up(rows * cumulative share)``.  OUT appears complete or not at all; nothing
+is left of a table that is refused.  A file of the input that changes between its
+listing and its reading is refused.
+
+With users, OUT/train holds at most k rows of each user, the note about it, and no id
+(`pipelines.tables.bounding`).  Messages may tell sizes of the input, but depend on what
+a row holds only if it is malformed; for a table with users, no message says how many
+rows there are.
 
 Public: options, schema, paths.  Sensitive: counts, and everything read and written.
 """

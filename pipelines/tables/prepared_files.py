@@ -10,16 +10,14 @@ Readers of a folder skip names that begin with an underscore.
     write_columns("data.parquet", columns)
 
 Missing values of pandas and Arrow are refused, as everywhere.  NaN is a number: a model
-may replace it, and a row whose loss is not finite contributes nothing.
+may replace it, and a row whose loss is not finite contributes nothing.  The type of a
+column in memory, which manifests publish, depends on the type that was given and on no
+value.  Floats of 64 bits become 32, as in Keras, and so do integers, which are refused
+where they do not fit.  No error quotes a value.
 
-Formal guarantees:
-  - Pages have checksums, by which a reader finds every changed byte of a value.
-  - The type of a column in memory, which manifests publish, depends on the type that
-    was given and on no value.  Floats of 64 bits become 32, as in Keras, and so do
-    integers, which are refused where they do not fit.
-  - ``digest`` commits to names, types, shapes and all values, in order.  It is in the
-    footer of the file, and so tells the table from all others (see ``SourceTable``).
-  - No error quotes a value.
+Pages have checksums, by which a reader finds every changed byte of a value.  ``digest``
+commits to names, types, shapes and all values, in order.  The footer of the file holds
+it, so that the table differs from all others (see ``SourceTable``).
 
 Public: schema, settings, names, types, shapes.  Sensitive: all else.
 """

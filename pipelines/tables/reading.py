@@ -4,12 +4,11 @@
     for rows in reader: rows.arrays["age"]
     reader.refuse_malformed()
 
-Formal guarantees:
-  - Every row of a file is in one block, in order, or is counted as malformed; a file
-    that is damaged is refused.
-  - Equal rows give equal numbers, in whatever format, file or block they are.
-  - No message quotes a cell: DuckDB's own do, and are replaced by file, row and reason.
-  - Memory does not depend on the number of rows, but for the rejected ones of a text.
+Every row of a file is in one block, in order, or is counted as malformed; a file that
+is damaged is refused.  Equal rows give equal numbers, in whatever format, file or block
+they are.  No message quotes a cell: DuckDB's own do, and are replaced by file, row and
+reason.  Memory does not depend on the number of rows, except for the rejected rows of a
+text file.
 
 Public: schema, names, types and reasons.  Sensitive: rows, and how many are malformed.
 """

@@ -10,11 +10,9 @@
     kind = "numeric"
     range = [0, 100]
 
-Formal guarantees:
-  - Everything that decides how a value is read and transformed is in the schema, which
-    is public; nothing is taken from rows.
-  - Unknown tables, fields and values are refused, by file, column and field.
-  - ``from_json(to_json())`` is the same schema.
+Everything that decides how a value is read and transformed is in the schema, which is
+public; nothing is taken from rows.  Unknown tables, fields and values are refused, by
+file, column and field.  ``from_json(to_json())`` is the same schema.
 
 Public: everything here.
 """

@@ -6,20 +6,19 @@ negative, and missing values come in groups of columns.
 
 The log-odds of a click are a sum of terms linear in the logarithm of some integers, of
 an effect of each frequent value of some categories, and of two mild interactions.
-Their constants are in the code, so that all seeds share one distribution.
+Their constants are in the code, so that all seeds share one distribution.  For one
+version of NumPy, row i is a function of (seed, number of users, i) alone: more rows
+extend fewer.
 
 With users a row also has the number of its user, in a last column, and the text has a
-header.  The m users have ranks, and the one of rank r has about
-``mean * (m / r)**(2/3) / 3`` rows: a heavy tail, of index 1.5.  All rows of one share
-some categories and a taste, a term of the log-odds of a click that no column reveals.
-A second row of a user is therefore less informative than a row of another user.
+header.  The m users have ranks, and the user of rank r has about
+``mean * (m / r)**(2/3) / 3`` rows: a heavy tail, of index 1.5.  All rows of a user
+share some categories and a taste, a term of the log-odds of a click that no column
+reveals.  A second row of a user is therefore less informative than a row of another
+user.  The number of users is public: ``rows / rows_per_user``; some have no row.
 
-Formal guarantees:
-  - Row i is a function of (seed, number of users, i) alone, for one version of NumPy:
-    more rows extend fewer.
-  - The number of users is public: ``rows / rows_per_user``; some have no row.
-  - Memory does not depend on the number of rows or of users.
-  - ``out`` appears complete or not at all; a stop by a signal leaves none of it.
+Memory does not depend on the number of rows or of users.  ``out`` appears complete or
+not at all; a stop by a signal leaves none of it.
 
 Everything here is public: there is no person behind a row.  So the seed may have a
 default, which no key of sampling or noise ever has.

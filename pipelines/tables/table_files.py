@@ -1,14 +1,11 @@
 """Tables of any format as relations of DuckDB: CSV, TSV, JSON lines and Parquet.
 
 A table is a file, a folder or a glob, here or in a store.  Files of text may be
-compressed (.gz, .zst).  Their columns are read as text: only the schema
-decides what cells are.  Columns are named f0, f1, ... in SQL, by their place in the
+compressed (.gz, .zst).  Their columns are read as text, since the schema alone decides
+what cells are: no value decides the type of a column.  The columns of each file are
+taken from its own header, footer or first record; a first line that may be a row and
+not a header is not quoted.  Columns are named f0, f1, ... in SQL, by their place in the
 file: DuckDB takes names that differ in case for one, and binds a schema by place.
-
-Formal guarantees:
-  - The columns of each file are taken from its own header, footer or first record.
-  - No value decides the type of a column.
-  - What is taken for a header, but may be a row, is not quoted.
 
 Public: names, columns and types.  Sensitive: rows.
 """
@@ -278,7 +275,12 @@ def _unpacked(file: TableFile, raw: Any) -> Any:
 
 
 def delimiter_of(file: TableFile, options: InputOptions) -> str:
-    """Returns the delimiter of cells; arguments as for ``columns_of``."""
+    """Returns the delimiter of cells.
+
+    Args:
+      file: File of a table.
+      options: How text is read.
+    """
     return options.delimiter or ("\t" if ".tsv" in file.path.lower() else ",")
 
 
