@@ -2,10 +2,8 @@
 
 Without a claim the core computes the same thing, slower or looser, and is the
 reference of the claim in the tests (``docs/reviewing.md`` lists them).  A run that used
-a claim names it, in its record, its statement and its page.
-
-Formal guarantees:
-  - A name that is not in ``CLAIMS`` is refused, wherever it comes from.
+a claim names it, in its record, its statement and its page.  A name that is not in
+``CLAIMS`` is refused, wherever it comes from.
 
 Public: everything here.
 """
@@ -59,7 +57,7 @@ def check(names: Iterable[str], *, at_least: int = 0) -> tuple[str, ...]:
       at_least: Smallest number of names.
 
     Raises:
-      InputError: an unknown name, or too few.
+      InputError: a name is unknown, or there are too few.
     """
     found = tuple(sorted(set(names)))
     for name in found:

@@ -132,10 +132,11 @@ __all__ = [
 
 
 def tensor_of(values: np.ndarray) -> Any:
-    """Returns a tensor with the values of an array, which must not change any more.
+    """Returns a tensor with the values of an array that must not change any more.
 
-    It shares the memory of the array only if TensorFlow can read it in place, and never
-    writes to it.  (Copying the noise takes a third of the time of drawing it.)
+    The tensor shares the memory of the array only if TensorFlow can read the array in
+    place, and never writes to it.  (To copy noise takes a third of the time to draw
+    it.)
     """
     flags = values.flags
     if values.ctypes.data % ALIGNMENT or not (flags.c_contiguous and flags.writeable):

@@ -8,7 +8,7 @@ convolutions and recurrent cells are products, sums and convolutions, and a weig
 be used more than once.
 
 Formal guarantees:
-  - Those of ``core.step.clipping``, for models whose ``proof`` has no obstacle.
+  - For models whose ``proof`` has no obstacle, those of ``core.step.clipping``.
   - The forward pass is a copy of the graph that was proven.
   - ``with_changes`` computes a result again, with changed intermediate results: no side
     effect occurs twice, since the traced graph has none (see ``traced_losses``), and
@@ -443,7 +443,7 @@ def _convolution_change(use: Use, move: Any) -> Any:
 def _shifted(use: Use, shape: Sequence[int], groups: int, num_rows: int) -> list[Any]:
     """Returns the inputs at each place of the window, (examples, places, groups, ...).
 
-    One tensor for each place of the window.
+    The list has one tensor for each place of the window.
     """
     strides = use.op.get_attr("strides")[1:-1]
     rates = use.op.get_attr("dilations")[1:-1]

@@ -29,10 +29,11 @@ Formal guarantees:
     up to a relative error of 1e-4, however large inputs and derivatives are.
   - Derivatives whose squares underflow are counted: a tiny derivative times a huge
     input is not taken for zero.
-  - Of formed gradients, at most a fixed number of values is held at a time, or the
+  - At most a fixed number of values of formed gradients is held at a time, or the
     gradient of one example if that has more.
 
-They are those of a piece of a weight, from the operations that use it:
+A part is the gradient with respect to a piece of a weight, from the operations that use
+the piece:
 
     use                          gradient of an example with respect to the piece
     ---                          ------------------------------------------------
@@ -300,7 +301,7 @@ class TableRows:
 
 def _capped_sums(gradients: list[Any], scale: Any, cap: float | None) -> list[Any]:
     found = [cap_coordinates(scale_rows(g, scale), cap) for g in gradients]
-    # A sum over rows, which need not be computed row by row as those within rows.
+    # Unlike sums within rows, a sum over rows need not be computed row by row.
     return [tf.raw_ops.Sum(input=one, axis=0) for one in found]
 
 

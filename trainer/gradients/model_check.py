@@ -5,22 +5,21 @@ if the traced graph proves that rows do not mix (``row_independence``), and othe
 one row at a time.  The check finds models that *intend* to mix rows, whose training
 would differ from what their author expects.
 
-It computes a batch of made-up rows of zeros and ones twice, at random weights; and
-without that proof, some of the rows alone.  Outputs and losses of a row must agree.
+The check computes a batch of made-up rows of zeros and ones twice, at random weights.
+Without that proof it also computes some of the rows alone.  `check_model` refuses a
+model and its loss
 
-Formal guarantees:
-  - ``check_model`` refuses a model, and a loss, whose graph does not prove that rows do
-    not mix, and in which an output or loss of a probed row is another one alone, by
-    more than 0.2 % of the largest value, plus 1e-5.
-  - It refuses models whose outputs differ between training and inference, or between
-    two passes over the same rows: those that draw random numbers or use statistics of
-    the batch.  Dropout is switched off for the comparison: a step draws its masks for
-    each row.
-  - It refuses losses that are more than a function of columns and weights (see
-    ``pure_graph``), regularisers and losses that layers add, layers that learned
-    from data (``adapt``), and layers of another precision than float32.
-  - It refuses a model without a finite gradient for any of some rows of zeros and ones.
-  - Afterwards the weights have their old values.
+  - if an output or loss of a row differs when the row is computed alone, by more than
+    0.2 % of the largest value, plus 1e-5;
+  - if outputs differ between training and inference, or between two passes over the
+    same rows, as with random numbers or statistics of the batch.  (Dropout is switched
+    off for the comparison, since a step draws its masks for each row);
+  - if the loss is more than a function of columns and weights (see ``pure_graph``), or
+    layers add losses or regularisers, learned from data (``adapt``), or have another
+    precision than float32;
+  - if no made-up row has a finite gradient.
+
+Afterwards the weights have their old values.
 
 Public: everything here; the rows of the probe are made up.
 """

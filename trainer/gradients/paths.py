@@ -1,15 +1,12 @@
-"""Which way gives the gradients of single examples; and sums of them.
+"""The two paths to the gradients of single examples, and sums of these gradients.
 
-Formal guarantees:
-  - Those of ``core.step.clipping`` on both paths, which agree with a loop over the
-    examples.
+  - ``one pass`` (``backward_pass``) needs a traced graph which proves that rows do not
+    mix, and that only known operations use weights.
+  - ``single examples`` (``core.step.clipping``) serves all other models.  Each example
+    is computed by itself, for as many examples at a time as fit a fixed memory.
 
-Two paths:
-
-  - ``one pass`` (``backward_pass``): the traced graph proves that rows do not mix, and
-    that only known operations use weights.
-  - ``single examples`` (see ``core.step.clipping``): all other models.  Each
-    example is computed by itself, for as many examples at a time as fit a fixed memory.
+Both have the guarantees of ``core.step.clipping``, and agree with a loop over the
+examples.
 
 Public: the path.  Sensitive: every input and output.
 
@@ -67,12 +64,12 @@ def clipped_sum(
     """Returns DP-SGD's sum of clipped gradients of a physical batch.
 
     Args:
-      model: As for ``example_gradients``.
-      path: As for ``example_gradients``.
-      **clips: As for ``per_example.clipped``.
+      model: Model that ``check_model`` accepts.
+      path: "one pass" or "single examples"; None for ``choose_path``.
+      **clips: As for ``core.step.clipping.clipped``.
 
     Raises:
-      InputError: as ``example_gradients``.
+      InputError: as for `example_gradients`.
     """
     return clipped(example_gradients(model, path), **clips)
 

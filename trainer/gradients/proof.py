@@ -50,7 +50,7 @@ class Proof:
       obstacle: Why one pass would be wrong; None if it is exact.
       refusal: Why no way of computing gradients is right; None if one may be.
       traced: The traced graph; None if the model cannot be traced.
-      kinds: Kinds of its tensors by name.
+      kinds: Kinds of the graph's tensors by name.
       pieces: All pieces of weights.
     """
 
@@ -180,9 +180,9 @@ class TableReads:
 def table_reads(model: TrainableModel) -> TableReads | None:
     """Returns the rows that a model reads.
 
-    None if its proof has an obstacle, if it has no table that is used by look-ups
-    alone, if ids of any table depend on weights or a lookup table, or if their number
-    is not static.
+    The result is None if the model's proof has an obstacle, if no table is used by
+    look-ups alone, if ids of any table depend on weights or a lookup table, or if the
+    number of ids is not static.
 
     Args:
       model: Model and its loss.

@@ -20,11 +20,11 @@ The graph is pure (see ``core.step.pure_graph``): nothing writes what it reads.
 Formal guarantees:
   - If ``losses_obstacle`` returns None, entry i of ``losses`` is a function of row i of
     the columns and of the model's weights, and so is its derivative with respect to any
-    tensor of rows: operations with a custom gradient are unknown, except TensorFlow's
-    own ``silu``, whose gradient is replaced by that of its operations, and so are those
-    of numbers for which TensorFlow has registered none.
-  - By its last bits, too: no sum tells the place of a row (``is_row_by_row``), and no
-    other size than that of the batch is unknown.
+    tensor of rows.  Operations with a custom gradient are unknown, except TensorFlow's
+    own ``silu``, whose gradient is replaced by that of its operations.  Operations on
+    numbers for which TensorFlow has registered no gradient are unknown, too.
+  - This is so to the last bit: no sum tells the place of a row (``is_row_by_row``), and
+    no other size than that of the batch is unknown.
   - Sizes are used in shapes alone: a value that depends on the number of rows, such as
     a position within the batch, is unknown.
 
@@ -201,7 +201,7 @@ def _of_constants(op: Any) -> Kind:
 def is_silu(op: Any) -> bool:
     """Whether an operation with a custom gradient is the result of ``tf.nn.silu``.
 
-    Decided by the code that computes its gradient, which is TensorFlow's.
+    It is if the code that computes its gradient is TensorFlow's for ``silu``.
     """
     code = _gradient_code(op)
     return not _has_further_uses(op) and code is not None and code is _code_of_silu()

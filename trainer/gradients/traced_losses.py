@@ -7,8 +7,9 @@ a second time that could give another graph.
 Formal guarantees:
   - ``copy_into`` computes what the traced graph computes, for any number of rows.
   - The graph only computes its results (see ``core.step.pure_graph``).
-  - In the copy a gather within rows hands the slope at an id that is out of range to no
-    value.  TensorFlow's gradient takes that for an id of the row before or after.
+  - In the copy, the gradient of a gather within rows drops the slope at an id that is
+    out of range.  TensorFlow's own gradient takes it for an id of the row before or
+    after.
   - ``static_value`` follows from constants and static shapes alone, through operations
     without a state: no variable, no column and no captured tensor has a part in it.
   - Sizes of ``with_known_sizes`` are those of every batch of that many rows.
@@ -173,7 +174,7 @@ def _of_values_within_rows(op: Any, slope: Any) -> tuple[Any, None, None]:
 
 
 def _reading_rows(nodes: Sequence[Any]) -> list[Any]:
-    """Returns nodes that read the rows of a table which are needed, not all of it.
+    """Returns nodes that read only those rows of a table that are needed.
 
     ``GatherV2(ReadVariableOp(table), ids)`` becomes ``ResourceGather(table, ids)``.
     TensorFlow copies a variable whose rows are updated in place whenever all of it is
@@ -245,8 +246,8 @@ def with_known_sizes(
 ) -> dict[str, Any]:
     """Returns copies of the operations of a graph, by name, for one size of the batch.
 
-    TensorFlow infers from it sizes that it does not know for any batch.  There are no
-    operations if they do not fit that size.
+    From this size TensorFlow infers others that it does not know for any batch.  The
+    result is empty if the operations do not fit the size.
 
     Args:
       graph: Graph of a batch of unknown size.

@@ -5,13 +5,11 @@ bits, or assume that no value is NaN, where a variable of the environment or an 
 of the process says so.  With XLA's fastest arithmetic one row was seen to change a sum
 by 10^10 times its bound.
 
-Formal guarantees:
-  - A run in whose environment these libraries are told anything is refused before it
-    starts, unless it is known to leave float32 as it is.
-  - After ``settle``, TensorFlow neither rounds the factors of products on a GPU
-    (TensorFloat-32), nor rewrites a graph to fewer bits, nor compiles it by XLA of its
-    own accord, nor runs its Python in its place (``run_functions_eagerly``).  A session
-    settles it before its steps, whatever was set until then.
+`variables` refuses an environment that tells these libraries anything, unless it is
+known to leave float32 as it is.  After `settle`, TensorFlow neither rounds the factors
+of products on a GPU (TensorFloat-32), nor rewrites a graph to fewer bits, nor compiles
+it by XLA of its own accord, nor runs its Python in its place
+(``run_functions_eagerly``).  A session calls `settle` before its steps.
 
 Public: everything.
 """
@@ -24,14 +22,15 @@ from accounting.core.validation import InputError
 
 #: Prefixes of the variables that TensorFlow, oneDNN, XLA and CUDA's libraries read.
 _READ = ("TF_", "ONEDNN_", "DNNL_", "XLA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_")
-#: They change no bit: log levels, the numbers of threads (see ``threads``), and the
-#: variables of Terraform, which may be secret.
+#: Variables that change no bit: log levels, the numbers of threads (see ``threads``),
+#: and the variables of Terraform, which may be secret.
 _CHANGE_NOTHING = (
     "TF_CPP_", "TF_NUM_INT", "ONEDNN_VERBOSE", "DNNL_VERBOSE",
     "TF_VAR_", "TF_CLI_", "TF_TOKEN_", "TF_IN_AUTOMATION", "TF_DATA_DIR", "TF_INPUT",
     "TF_LOG", "TF_PLUGIN_CACHE_", "TF_REGISTRY_", "TF_WORKSPACE",
 )  # fmt: skip
-#: May change the last bits, and no more: which kernels, and where memory comes from.
+#: Variables that may change the last bits, and no more: those that choose kernels, or
+#: where memory comes from.
 _FLOAT32 = (
     "TF_ENABLE_ONEDNN_OPTS", "TF_DETERMINISTIC_OPS", "TF_CUDNN_DETERMINISTIC",
     "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR", "TF_GPU_THREAD_", "TF_CONFIG",
@@ -65,7 +64,7 @@ def settle() -> None:
     """Makes TensorFlow compute what a graph says, in float32.
 
     Raises:
-      InputError: as ``variables``, since the user's code may have set one.
+      InputError: as for `variables`, since the user's code may have set one.
     """
     from trainer.core.tf_compat import tf  # ``variables`` is asked before it is loaded
 

@@ -144,7 +144,7 @@ class Checkpoints:
         """Refuses a chain that another process has extended since.
 
         Raises:
-          InputError: it has.
+          InputError: another process has gone on with the run.
         """
         newest = self._newest()
         if newest is not None and newest != self.number:
@@ -157,7 +157,7 @@ class Checkpoints:
         """Returns the last committed state, which the next commit follows; or None.
 
         Raises:
-          InputError: it is damaged.
+          InputError: the last commit is damaged.
         """
         newest = self._newest()
         if newest is None:
@@ -185,10 +185,10 @@ class Checkpoints:
         """Refuses a run that has ended for good.
 
         Args:
-          state: Its last state.
+          state: The last state of the run.
 
         Raises:
-          InputError: it has.
+          InputError: the run has ended for good.
         """
         if MAY_GO_ON_NAME in self._files.names(f"{self._run}/{PRIVATE_NAME}"):
             return
@@ -225,7 +225,7 @@ class Checkpoints:
           arrays: Contents of its file of arrays.
 
         Raises:
-          InputError: damaged.
+          InputError: the commit or its arrays are damaged.
         """
         fields = self._fields(entry)
         if fields["arrays_checksum"] != zlib.crc32(arrays):

@@ -1,8 +1,8 @@
 """Errors of code that sees examples, without their text.
 
-Formal guarantees:
-  - No error of ``redact_errors``, nor any error chained to it, holds the text of an
-    error that was raised on an example; nor does TensorFlow log it.
+No error of a function that `withhold_values` returned, nor any error chained to it,
+holds the text of an error that was raised on an example, and TensorFlow does not log
+that text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def redact_errors(
 ) -> Callable[..., Any]:
     """Returns ``function`` with the text of its errors withheld.
 
-    For code that sees examples: TensorFlow's errors quote the values that they refuse.
+    Code that sees examples needs it: TensorFlow's errors quote the values they refuse.
 
     Args:
       function: Any function.  Its InputErrors, which quote no example, stay.

@@ -102,15 +102,16 @@ class RunRecord:
       target_delta: The delta that the run was asked to state epsilon for, or None.
       manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
       batches_id: ``Manifest.batches_id`` of the batches.
-      relies_on: Names of the claims by which it is private, from `claim_names.CLAIMS`.
-      records_id: ``certificate.records_id`` of the batches, which names every byte of
+      relies_on: Names of the claims by which the run is private, from
+        `claim_names.CLAIMS`.
+      records_id: ``StoredBatches.records_id`` of the batches, which names every byte of
         their records and reveals nothing about them; empty without a seal.
       key_name: Public name of the key that sampled the batches, whatever their layout.
-      optimizer: Its name and settings.
-      model: Its name, sizes, and ``fits``: see ``Session``.
+      optimizer: Name and settings of the optimizer.
+      model: Name and sizes of the model, and ``fits``: see ``Session``.
       versions: Name and version of the software that trained.
-      selection: Of the best of several runs, ``num_runs`` and ``shape`` of the law of
-        their number, as of `accounting.claims.selection`; empty for others.
+      selection: For the best of several runs, ``num_runs`` and ``shape`` of the law of
+        their number (see `accounting.claims.selection`); empty for other runs.
       batches_used_before: Whether another run may have used the batches: nothing is
         proven for both together.
       of_runs: Number of runs of the plan that were declared together, with this one:
@@ -164,7 +165,7 @@ class RunRecord:
                     "method='non-private'."
                 )
             return
-        # None is refused by name, as any other value that is not a number.
+        # None is refused by name, like any other value that is not a number.
         check_float("noise_multiplier", self.noise_multiplier, at_least=0)  # type: ignore[arg-type]
         if self.l2_norm_clip == AUTO_CLIP:
             check_float("clip_quantile", self.clip_quantile, at_least=0.5, below=1)  # type: ignore[arg-type]

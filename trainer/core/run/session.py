@@ -137,8 +137,8 @@ class Session:
         """Makes the folder of the run, or cleans that of a resumed run.
 
         Args:
-          held: What keeps other processes out of the folder until it is closed; then it
-            may be opened again.
+          held: Keeps other processes out of the folder until it is closed; then the
+            folder may be opened again.
           resumes: Whether the run is resumed.
           agreed: What must be the same at all workers, as JSON.
 
@@ -178,8 +178,8 @@ class Session:
 
         Args:
           step: The step.
-          optimizer: Name and settings of its optimizer, for the record.
-          model: Name and sizes of its model, for the record.
+          optimizer: Name and settings of the step's optimizer, for the record.
+          model: Name and sizes of the step's model, for the record.
           seeds: Shape of an example's seeds; None for no seeds.
 
         Raises:
@@ -220,7 +220,7 @@ class Session:
         """Provides an iterator over the remaining steps, each for ``execute``.
 
         Args:
-          end: Number of steps after which it ends; the whole plan if None.
+          end: Number of steps after which the iterator ends; the whole plan if None.
           draw: Makes further draws for a step, in addition to its noise.
 
         Raises:
@@ -337,7 +337,7 @@ class Session:
         """Counts the steps of a restored state; later ones are taken again.
 
         Args:
-          num_steps_executed: Steps of that state.
+          num_steps_executed: Number of steps of the restored state.
         """
         self.num_steps_executed = num_steps_executed
         self.is_within_step = False
@@ -402,7 +402,7 @@ def new_secret() -> bytes:
 
 
 def _failure_of(work: Callable[[], None]) -> InputError | None:
-    """Returns the error of a step's values, by which all workers end."""
+    """Returns the error that a step's values raised, with which all workers end."""
     try:
         work()
     except InterruptedRunError:
@@ -456,7 +456,7 @@ class InOrder:
 
 
 def _readable(source: Iterable[Element]) -> Iterator[Element]:
-    """Yields the batches; an error of their files has nothing to do with values."""
+    """Yields the batches; marks errors of their files, which tell nothing of values."""
     try:
         yield from source
     except InputError as error:
@@ -514,7 +514,7 @@ def read_elements(
       records: ``records_id`` of the batches of the run; empty without a run.
 
     Raises:
-      InputError: as ``StoredBatches.batches``; or the folder holds others.
+      InputError: as for ``StoredBatches.batches``, or the folder holds other batches.
     """
     found, checksums = stored.manifest(), stored.checksums()
     is_other = found.batches_id != manifest.batches_id
@@ -524,7 +524,7 @@ def read_elements(
             "with; there are others now. Restore them, or begin a new run in another "
             "folder."
         )
-    # These, and not those that are there a moment later.
+    # The manifest and checksums that were compared, even if the files change now.
     batches = stored.batches(found, checksums, first_step=first_step, share=share)
     # tf.data would copy each record to TensorFlow and parse it again, which costs more
     # than all of this.

@@ -1,13 +1,13 @@
-"""The door: a sum over rows that carries the bound which one row cannot exceed.
+"""The sum of a step, which carries the bound that one row cannot exceed.
 
     release of a step  =  (unit * (m + k)) / b
     m = trunc(sum of clipped gradients / unit)      k = round(N(0, (z C)^2) / unit)
 
-With a plan of bands, k is W of ``noise``, of normal values of deviation z C |c|.
+If the plan has bands, k is W of ``noise``, made of normal values of deviation z C |c|.
 
 Bound C, noise z C, bands, grid and divisor b of a run are attributes of one
 ``BoundedSum``, which is made of the plan.  Step, noise, lazy tables and run record ask
-it, and take no such number from anybody else: they cannot disagree.
+this object, and take such a number from nowhere else: they cannot disagree.
 
 Formal guarantees:
   - One row changes ``unit`` times the value of a ``BoundedSum``, its count included, by
@@ -16,8 +16,8 @@ Formal guarantees:
     whatever gradients a method brings.
   - Grid, noise, its bands and divisor are functions of ``bound``, ``plan`` and
     ``noise_multiplier``.  A grid whose clip and rounding exceed the bound is refused.
-  - ``relies_on`` names every claim by which the bound holds; an unknown one is refused,
-    and so is none for gradients that the core did not form.
+  - ``relies_on`` names every claim by which the bound holds.  An unknown claim is
+    refused, and so are gradients that the core did not form and that name no claim.
   - A ``StepSum`` that is no ``BoundedSum`` has no noise; no private run accepts it.
 
 Public: everything but the value.  Sensitive: the value.
@@ -87,7 +87,7 @@ class StepSum:
 
     @property
     def l2_norm_clip(self) -> float | str | None:
-        """C, or "auto" if each step has its own, which its sum is in units of."""
+        """C, or "auto" if each step has its own clip, in units of which its sum is."""
         return self.bound if self.adaptive is None else AUTO_CLIP
 
     @property
@@ -99,7 +99,7 @@ class StepSum:
     def noise_stddev(self) -> float:
         """Standard deviation of the normal values of a coordinate of a step's noise.
 
-        They are the noise itself if that is independent.
+        Without bands, these values are the noise itself.
         """
         deviation = (self.noise_multiplier or 0.0) * (self.bound or 0.0)
         return deviation * math.hypot(*self.bands)
@@ -136,15 +136,17 @@ class BoundedSum(StepSum):
     Args:
       gradients: Gradients of single examples, which are clipped here.
       plan: Plan of the batches.
-      l2_norm_clip: C, the bound, above 0; or what gives each step its own clip, in
-        units of which the sum is: its bound is 1, and its last value is a count.
+      l2_norm_clip: C, the bound, above 0; or an `AdaptiveClip`, which gives each step
+        its own clip.  The sum is then in units of that clip, its bound is 1, and its
+        last value is a count.
       noise_multiplier: z, the noise's standard deviation over C, at least 0.
       linf_factor: p, from 1 to the number of values; each coordinate is clipped to the
         clip norm over the root of p.
       relies_on: Further claims that the bound relies on, such as how rows are made.
 
     Raises:
-      InputError: a number out of range, an unknown claim, or no grid is fine enough.
+      InputError: a number is out of range, a claim is unknown, or no grid is fine
+        enough.
     """
 
     def __init__(

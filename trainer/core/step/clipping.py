@@ -453,7 +453,7 @@ class _Stacked:
           cap: Largest coordinate of a scaled gradient; None for no bound.
         """
         found = [cap_coordinates(scale_rows(g, scale), cap) for g in self._gradients]
-        # A sum over rows, which need not be computed row by row as those within rows.
+        # Unlike sums within rows, a sum over rows need not be computed row by row.
         return [tf.raw_ops.Sum(input=one, axis=0) for one in found]
 
 

@@ -3,12 +3,11 @@
     theta <- optimizer(theta, (1 / b) * (noise + sum of clipped gradients))
 
 In a private run, the clipped sum of each physical batch is integers on a public grid
-(see ``bounded_sum``), which each worker adds to its share of the noise.
-The sum over the workers is exact: all of them have the same integers and make the same
-update.
-Sums start at the noise: it is added once, however many batches a step has, whichever
-workers compute them, and even if all rows are padding.  A step of one physical batch on
-one worker is a single call of TensorFlow, which computes the same bits.
+(see ``bounded_sum``), which each worker adds to its share of the noise.  The sum over
+the workers is exact: all of them have the same integers and make the same update.  Sums
+start at the noise: it is added once, however many batches a step has, whichever workers
+compute them, and even if all rows are padding.  A step of one physical batch on one
+worker is a single call of TensorFlow, which computes the same bits.
 
 A row of a table with lazy noise (see ``lazy_noise``) receives its noise, and the
 gradients of the step that last read it, just before it is read.  A step touches no
@@ -17,7 +16,7 @@ other rows of the table.
 Formal guarantees:
   - The noise is added exactly once per step, and each coordinate has its own.
   - The divisor is the constant of the plan, whatever the batches contain.
-  - Noise, grid and divisor are those of one sum, which alone says what they are.
+  - Noise, grid and divisor come from one ``BoundedSum``, and from nowhere else.
   - The optimizer counts every step, also if all variables are lazy tables: a
     learning-rate schedule advances.
   - A step may be split into batches in any way: the sum of their gradients counts, and
@@ -26,8 +25,9 @@ Formal guarantees:
     number of workers, even if some workers have no batch of a step.
   - Memory does not depend on the number of batches of a step, except that with lazy
     tables the batches are held: the rows of all are completed before the first is used.
-  - ``finish`` settles the step once each worker has computed all that values of its
-    examples may make fail: no worker waits for one that such an error has ended.
+  - ``finish`` settles the step after each worker has computed everything that the
+    values of its examples may make fail: no worker waits for one that such an error has
+    ended.
   - Nothing is compiled after the first step of one batch and the first of several.
 
 Public: the updated weights, which are the mechanism's output, except lazy tables that
@@ -73,7 +73,7 @@ class Step:
       workers: Workers that take the step together; None for one.
 
     Raises:
-      InputError: several workers or lazy tables without a bound.
+      InputError: there are several workers or lazy tables, and the sum has no bound.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class Step:
         return settled
 
     def _compute(self) -> None:
-        """Computes this worker's sums: an error after this one would leave others."""
+        """Computes this worker's sums, before others wait for them."""
         for batch in self._batches:
             self._hold(*batch)
         if self.workers.count > 1:

@@ -197,7 +197,7 @@ def make(
 
 #: Clip norms, eighths of an octave apart, from 1/16 to 8.  In a plan whose number of
 #: examples is an upper bound, the counted share of b may stay below any quantile: the
-#: last clip is where it then ends.
+#: clip then ends at the last of these.
 CLIPS = np.exp2(np.arange(-32, 25) / 8).astype(np.float32)
 
 #: The clip of the first step is 1.
@@ -212,10 +212,10 @@ COUNT_SHAPE = (1,)
 #: Positions between two clips, so that small changes add up, also in a million steps.
 _FINE = 1 << 20
 
-#: Most change of the clip's logarithm for a share that is off by 1: in a step, as in
-#: the paper, and in all steps of a run.  The latter keeps the clip of a long run from
-#: its final size, and the noise, which is in units of it, from its, while gradients are
-#: still small.
+#: Largest change of the clip's logarithm for a share that is off by 1: in one step, as
+#: in the paper, and in all steps of a run together.  The second bound keeps the clip of
+#: a long run, and the noise, which is in units of the clip, from reaching their final
+#: size while gradients are still small.
 _MOST_GAIN = 0.2
 _GAIN_OF_RUN = 15.0
 

@@ -35,18 +35,21 @@ alone, goes to the next example.  ``Roll`` along axis -1 moves values from each 
 to the next, and ``PadV2`` pads with zeros, whatever was given.  A ``Slice`` to the end
 from a place of the example's own is as long as that of the other example with the most.
 
-Not wrong, but in bits that tell the place of a row in its batch: powers and others of
-values that are broadcast; and cross entropy with shares of classes, which TensorFlow
-computes by tiles that end within rows
+Last bits.  The results of some operations are right, but their last bits tell the place
+of a row in its batch: powers and similar operations on values that are broadcast, and
+cross entropy with shares of classes, which TensorFlow computes by tiles that end within
+rows.
 
-Formal guarantees of these:
-  - ``check_products`` finds every such product of a graph, before it is computed.
-  - A product (1, m, k) of one example becomes such a product where examples are
-    computed together; with one in its gradient they are computed one after the other.
-  - So are they with sums by segments and with slices, unless which ones is constant or,
-    as in ``dense``, segments beyond the last are dropped.
-  - So are they with any operation that is not in ``KNOWN``: tests compare those with
-    each example alone, by random calls or in models.
+Formal guarantees about these operations:
+  - ``check_products`` finds every wrong product of a graph, before it is computed.
+  - Examples are computed one after the other if their gradient has a product (1, m, k),
+    which would become a wrong product if examples were computed together.
+  - Examples are computed one after the other if there are sums by segments, or slices,
+    unless their places are constant or, as in ``dense``, segments beyond the last are
+    dropped.
+  - Examples are computed one after the other if there is an operation that is not in
+    ``KNOWN``: tests compare those in it with each example alone, by random calls or in
+    models.
 
 Public: graphs; the gradients of ``dense`` are sensitive.
 """
@@ -106,7 +109,7 @@ def _axes(value: Any, axis: Any) -> tuple[list[int], list[int]]:
     """Returns the axes that remain and those that are summed.
 
     Raises:
-      ValueError: they or their number are not known.
+      ValueError: the axes, or the number of axes, are not known.
     """
     rank, axes = value.shape.rank, tf.get_static_value(axis)
     if rank is None or axes is None:
@@ -282,7 +285,7 @@ def check_products(operations: Iterable[Any]) -> None:
       operations: Operations of a graph that is to be computed as it is.
 
     Raises:
-      InputError: it has one.
+      InputError: the graph has such a product.
     """
     for op in operations:
         if _has_one_matrix(op, rank=4) and op.inputs[0].shape[0] != 1:

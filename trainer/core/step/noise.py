@@ -79,7 +79,7 @@ _TO_FINE = _TO_INTEGERS / FINE
 
 
 class EarlierNoise:
-    """The noise of the last steps, of which that of bands takes off a part.  Sensitive.
+    """The noise of the last steps; noise with bands takes off a part.  Sensitive.
 
     Args:
       bands: c_0 = 1, c_1, ..., c_(k-1): multiples of 1 / FINE.
@@ -108,7 +108,7 @@ class EarlierNoise:
         Args:
           variable: Index of the variable.
           block: Index of the block in it.
-          values: Its noise, which is copied: who reads it may write into it.
+          values: Noise of the block, which is copied: its reader may write into it.
         """
         if len(self._steps) < len(self._bands):
             kept = np.empty(values.shape)
@@ -141,11 +141,11 @@ def grid_normal(
       shape: Shape of the variable.
       stddev: Standard deviation in units of the grid, at most 2^47.
       share: (r, W) to draw the blocks r, r + W, ... and have zeros in the others.
-      earlier: Of noise of bands, the noise of the last steps; None for independent
+      earlier: The noise of the last steps, for noise with bands; None for independent
         noise.
 
     Raises:
-      ValueError: ``stddev`` above 2^47, or 2^32 for bands.
+      ValueError: ``stddev`` is above 2^47, or above 2^32 with bands.
     """
     # The sampler draws none above 13 deviations.
     most = 47 if earlier is None else 32
@@ -267,7 +267,7 @@ def step_noise(
       earlier: As for ``grid_normal``.
 
     Raises:
-      ValueError: noise without a grid.
+      ValueError: there is noise, and no grid.
     """
     if unit is None:
         if noise_stddev:

@@ -11,10 +11,10 @@ Formal guarantees:
     in the graph writes, what is read is constant while the graph runs.
   - It finds operations that call Python or use files, which TensorFlow may take for
     stateless: a file may be another one in the next step, or when a step is repeated.
-    So it does those that wait for other calls, whose rows they take together.
+    It also finds operations that wait for other calls and take their rows together.
   - ``check_state`` finds the same in a step, except assignments of variables.
-  - An assertion is no finding: it writes nothing.  It ends the run, as a division of
-    integers by zero does.
+  - An assertion is allowed: it writes nothing.  If it fails it ends the run, as a
+    division of integers by zero does.
 
 Not found: state within a custom kernel that its author declared stateless.
 
@@ -38,7 +38,7 @@ VARIABLE_READS = frozenset(
      "VariableShape")
 )  # fmt: skip
 
-#: How the operations begin that write a variable.
+#: Beginnings of the types of operations that write a variable.
 _VARIABLE_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 
 #: Operations that read a lookup table.
@@ -47,8 +47,8 @@ TABLE_READS = frozenset(("LookupTableFindV2", "LookupTableSizeV2"))
 #: Operations that end a run, and write nothing.
 ASSERTIONS = frozenset(("Assert", "CheckNumerics"))
 
-#: Operations that call Python, use files, run a graph in a text, or wait for other
-#: calls, some of which TensorFlow calls stateless.
+#: Operations that call Python, use files, run a graph that is given as text, or wait
+#: for other calls.  TensorFlow calls some of them stateless.
 OUTSIDE = frozenset(
     ("EagerPyFunc", "PyFunc", "PyFuncStateless", "MatchingFiles", "ReadFile",
      "DebugIdentity", "DebugNanCount", "DebugNumericSummary", "DecodeProtoV2",
@@ -97,7 +97,7 @@ def check_pure(graph: Any, what: str) -> None:
 
 
 def impurity(graph: Any) -> str | None:
-    """Returns the operation that is more than a function, and a remedy; else None.
+    """Returns which operation is more than a function, and a remedy; None without one.
 
     Args:
       graph: Graph of a traced function.
@@ -169,8 +169,8 @@ def check_eager() -> None:
     """Checks that no function is being traced.
 
     Raises:
-      RuntimeError: the tensors of another trace would be captured; and a gradient tape
-        within ``tf.init_scope`` records nothing.
+      RuntimeError: a function is being traced.  Its tensors would be captured, and a
+        gradient tape within ``tf.init_scope`` records nothing.
     """
     if not tf.executing_eagerly():
         raise RuntimeError("Expected a gradient sum to be made outside of tf.function.")
@@ -181,10 +181,10 @@ def trace_eagerly(function: Callable[..., Any], specs: Any) -> Any:
 
     Args:
       function: Function of nested tensors.
-      specs: Their shapes and types.
+      specs: Shapes and types of the tensors.
 
     Raises:
-      RuntimeError: as ``check_eager``.
+      RuntimeError: as for `check_eager`.
     """
     check_eager()
     traced = tf.function(row_by_row(function), autograph=False)

@@ -7,7 +7,8 @@ Formal guarantees of every implementation:
   - ``sum`` is exact, and returns the same bits to every worker.
   - A worker that is lost, or that another one disagrees with, is an error at all
     others, never a smaller sum.
-  - An error within a step that one worker reports to ``settle_step`` is raised at all.
+  - An error within a step that one worker reports to ``settle_step`` is raised at all
+    workers.
   - ``settle_step`` accepts a step only if the workers together have its parts 0, 1,
     ..., each once, as many as the plan says.
 
