@@ -9,18 +9,20 @@ Example:
   >>> audit(settings).verdict.violated
   False
 
-Repeated trials of the mechanism on its worst-case data set.
-
-One example, the canary, contributes the whole clip norm to each of its steps, or is a
-ghost that contributes nothing.  If the privacy unit is a user, the canary has several
-such examples.  Each step releases the sum over its examples plus noise: one number per
-step, in clip norms, since other directions do not help to tell the two data sets apart.
+An audit runs many trials of the mechanism on its worst-case data set.  One example, the
+canary, contributes the whole clip norm to each of its steps, or is a ghost that
+contributes nothing.  If the privacy unit is a user, the canary has several such
+examples.  Each step releases the sum over its examples plus noise: one number per step,
+in clip norms, since other directions do not help to tell the two data sets apart.
 
 Sampler and noise are those of a run (``pipelines.core.choices``,
-``trainer.core.step.noise``).  With samplers that choose rows independently, the other
-examples contribute nothing.  With shuffles they contribute the opposite of the canary,
-which reveals the step in which the canary replaced one of them; under Poisson sampling,
-where batch sizes are random, this would reveal nothing.
+``trainer.core.step.noise``).  Every trial has its own sampling key, and every chunk of
+trials its own secret; within a chunk each trial reads its own values of each step's
+noise.  Both data sets are sampled alike: only the canary's contribution differs.  With
+samplers that choose rows independently, the other examples contribute nothing.  With
+shuffles they contribute the opposite of the canary, which reveals the step in which the
+canary replaced one of them; under Poisson sampling, where batch sizes are random, this
+would reveal nothing.
 
 Scaling.  Steps, epochs, noise multiplier and sampling probability are those of the
 plan.  The attacker's view depends only on the canary's own steps:
@@ -28,18 +30,13 @@ plan.  The attacker's view depends only on the canary's own steps:
     own block, so that only a few rows of one block are sampled.  Nothing is scaled.
   - truncated Poisson: if the plan has few enough rows, all are sampled and truncated.
     Otherwise the cap is omitted, which changes any probability by at most ``slack``,
-    the probability that any step is truncated; the bounds are lowered by it.
+    the probability that any step is truncated; the bounds are lowered by ``slack``.
   - shuffles: if the plan has too many rows for a shuffle per trial, fewer are shuffled,
     into as many equal batches.  The canary's step is uniform either way, exactly so if
     the batch size divides the number of examples.
 
 The score is the log-likelihood ratio of the two data sets, which has the fewest errors
 by the Neyman-Pearson lemma.
-
-Formal guarantees:
-  - Fresh keys: every trial has its own sampling key, every chunk of trials its own
-    secret; in a chunk each trial reads its own values of each step's noise.
-  - Both data sets are sampled alike; only the canary's contribution differs.
 
 Public: everything, since nobody's data is in it.
 
@@ -363,7 +360,12 @@ def settings_of_run(
 ) -> AuditSettings:
     """Returns the settings of an audit of a finished run.
 
-    Arguments as for `run_statement`, and further fields of ``AuditSettings``.
+    Args:
+      record: Record of the run.
+      manifest: Manifest of the batches.
+      delta: The delta of the claim; that of the record if None.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
+      **others: Further fields of ``AuditSettings``.
 
     Raises:
       InputError: the run is not private, or its releases are not those of DP-SGD alone.

@@ -5,39 +5,27 @@
     RUN/model.keras    Keras: ``keras.models.load_model(p)(columns)``
     RUN/serving.json   names, types and shapes of columns and predictions; digests
 
-A SavedModel also has ``signatures["outputs"]``, the outputs of the network before any
-sigmoid or softmax, and ``weights``, its trainable variables in the order of a run's
-kept iterates.
+Neither model needs code of this package, if its layers are Keras's.  Both take raw
+columns and return, by the task of the loss, ``probability`` of label 1, (batch, 1) or
+of the shape of several labels; ``probabilities`` of all classes, (batch, ..., classes);
+or the outputs of the network, under their names or as ``prediction``.  A SavedModel
+also has ``signatures["outputs"]``, the outputs of the network before any sigmoid or
+softmax, and ``weights``, its trainable variables in the order of a run's kept iterates.
+`check_export` refuses, before the training, a model that cannot be exported.
 
-Formal guarantees:
-  - Neither model needs code of this package, if its layers are Keras's.
-  - Both take raw columns and return, by the task of the loss, ``probability`` of label
-    1, (batch, 1) or of the shape of several labels; ``probabilities`` of all classes,
-    (batch, ..., classes); or the outputs of the network, under their names or as
-    ``prediction``.
-  - A model that passes ``check_export`` can be exported, as far as that depends on the
-    model.
-  - Both contain the weights, but no other state of the training such as that of the
-    optimizer, and no name that tells what was computed (see ``own_numbers``).
+The files hold the weights, but no other state of the training, and no name that tells
+what was computed.  TensorFlow names functions, and what they capture, by a counter of
+the process, which every eager tensor advances: in the files of a trained model it told
+how many physical batches the training had, hence how many rows Poisson sampling drew.
+Keras names what layers share by its address, and a traced function lists its variables
+in the order of their addresses, which depend on what the process computed before.
+Therefore, what is traced in `own_numbers` has numbers that depend only on what was
+traced in it before, and what Keras saves in it has numbers of its own.  After
+`in_order` a function lists its variables in the order of its reads.  A SavedModel with
+a function that was traced elsewhere is refused.  What the user saves without this
+package, such as by ``network.export``, is not covered.
 
-Files of a model that do not tell what their process computed beside it.
-
-TensorFlow names functions, and what they capture, by a counter of the process, which
-every eager tensor advances: in the files of a trained model it told how many physical
-batches the training had, hence how many rows Poisson sampling drew.  Keras names what
-layers share by its address, and a traced function lists its variables in the order of
-theirs.  Where memory is free depends on what was computed and freed before, such as
-another run of the process.
-
-Formal guarantees:
-  - What is traced in ``own_numbers`` has numbers that depend only on what was traced in
-    it before, and what Keras saves in it has numbers of its own.
-  - A function lists its variables in the order of its reads, after ``in_order``.
-  - A SavedModel with a function that was traced elsewhere is refused.
-
-Not covered: what the user saves without this package, such as by ``network.export``.
-
-Public: the names.
+Public: the files.
 """
 
 from __future__ import annotations

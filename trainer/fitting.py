@@ -1,40 +1,26 @@
 """What ``fit`` takes as Keras does: epochs, callbacks and validation data.
 
-The epochs of one call of ``fit``, in steps of the plan.
+*Epochs*, as in Keras: ``fit(epochs=N, initial_epoch=K)`` trains for N - K epochs from
+where training stands, and numbers them K, ..., N - 1.  Epochs follow each other without
+a gap.  None goes beyond the last step of the plan; only the last one may be shorter.
 
-As in Keras, ``fit(epochs=N, initial_epoch=K)`` trains for N - K epochs from where
-training stands, and numbers them K, ..., N - 1.
+*Callbacks* of Keras may use released values alone: the weights after each step and
+functions of them, such as metrics of validation data, learning rates, and histograms of
+weights.  Losses of training examples are not released, nor is the duration of a step,
+which depends on its number of examples.  So a callback that decides by a metric
+(``monitor``) must take one of validation data; within an epoch, where steps are not
+committed, none acts but Keras's own of progress; TensorBoard writes neither times of
+single steps nor profiles; and none goes back to a state of its own.  The user's own
+callbacks are not inspected: the privacy statement does not cover what they read in
+addition to weights and ``logs``.
 
-Formal guarantees:
-  - Epochs follow each other without a gap, from the first remaining step.
-  - None goes beyond the last step of the plan; only the last one may be shorter.
-
-Checks that Keras's callbacks in ``fit`` only use released values.
-
-Released values are the weights after each step and functions of them: metrics of
-validation data, learning rates, histograms of weights.  Losses of training examples are
-not released, nor is the duration of a step, which depends on its number of examples.
-
-Formal guarantees:
-  - A callback that decides by a metric (``monitor``) decides by one of validation data.
-  - No callback but Keras's own of progress acts within an epoch, where steps are not
-    committed.
-  - TensorBoard writes neither times of single steps nor profiles.
-  - No callback of Keras's goes back to a state of its own.
-
-The user's own callbacks are not inspected: the privacy statement does not cover what
-they read in addition to weights and ``logs``.
-
-Metrics of the validation data of ``fit``, in the files of a run.
+*Validation data*: its metrics, and never those of training examples, are written to the
+files of the run, in the form of the files of ``dpsgd train``:
 
     RUN/curve.json     all points: the step, and the metrics that ``fit`` validated by
     RUN/metrics.json   the last point
 
-They have the form of the files of ``dpsgd train``, so that a report shows them.  The
-user says that the data is held out: ``fit`` does not check it.
-
-Formal guarantees:
-  - Only metrics of validation data are written, never those of training examples.
+The user says that the data is held out: ``fit`` does not check it.
 
 Public, if the validation data needs no protection.
 """

@@ -5,39 +5,34 @@
     model.fit(epochs=2, validation_data=(x, y), callbacks=[...])
     print(model.privacy_statement().to_text())
 
-``fit`` has its own loop, which calls Keras's callbacks.  A ``train_step`` in Keras's
-loop could receive any data set, repeated, truncated or shuffled, and would see single
-physical batches, while noise is added per step.
-
-It is the one trainer: ``dpsgd train`` builds a model of this class, and calls its
-``fit``.  The loop is ``trainer.training_loop``.
+``fit`` has its own loop (``trainer.training_loop``), which calls Keras's callbacks.  A
+``train_step`` in Keras's loop could receive any data set, repeated, truncated or
+shuffled, and would see single physical batches, while noise is added per step.  There
+is no other trainer: ``dpsgd train`` builds a model of this class, and calls its
+``fit``.
 
 An epoch is ``num_examples / expected_batch_size`` steps of the plan, to the nearest
 integer.  Every call of ``fit`` trains for ``epochs - initial_epoch`` epochs from the
 current step on or, without ``epochs``, to the end of the plan, for which the noise was
-chosen.  A batch, for callbacks, is a step of the plan.
+chosen.  A batch, for callbacks, is a step of the plan.  TensorBoard's callback needs
+the package ``tensorboard``.
 
-A process that is killed is gone on from by running the same code again: the model opens
-the folder at its last checkpoint, calls of ``fit`` that had ended return at once, and
-the one that had not ends.  Callbacks begin anew; what they keep in Python is lost.
+To go on after the process was killed, run the same code again: the model opens the
+folder at its last checkpoint, calls of ``fit`` that had ended return at once, and the
+one that had not goes on to its end.  Callbacks begin anew; what they keep in Python is
+lost.  A run that an error has ended goes on in no process.
 
-Formal guarantees:
+What ``fit`` keeps to:
   - Every step of the plan is consumed at most once and in order, however often ``fit``
     is called.
   - A state is committed before anything else sees it: validation, callbacks at the end
     of an epoch, files, and the code after ``fit``, also after Ctrl-C.  (Code that reads
     weights within a step is not covered.)
-  - A run that an error has ended goes on in no other process.
-  - A run that stopped early has a statement, with the epsilon of the whole plan.
   - A private run marks its batches before its first noise is drawn, and is refused if
-    another one has: see ``pipelines.batches.first_use``.
-  - No run begins at weights that another one of the process trained on the same rows.
-  - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
-  - No loss or metric of training examples is computed, and no callback sees a step
-    that is not committed.
-  - Metrics of validation data are in the run's files, for `dpsgd report`.
-
-TensorBoard's callback needs the package ``tensorboard``.
+    another run has marked them: see ``pipelines.batches.first_use``.
+  - No run begins at weights that another run of the process trained on the same rows.
+  - No loss or metric of training examples is computed, and no error quotes an example.
+  - A run that stopped early has a statement, with the epsilon of the whole plan.
 
 Public: weights and logs.  Sensitive: the rest.
 """
@@ -325,7 +320,7 @@ class PrivateModel(keras.Model):
         return [*self.network.outputs]
 
     def summary(self, *args: Any, **more: Any) -> None:
-        """Prints the layers of the network, as Keras does."""
+        """Prints the layers of the network; see `keras.Model.summary`."""
         self.network.summary(*args, **more)
 
     def build(self, input_shape: Any) -> None:
@@ -344,7 +339,7 @@ class PrivateModel(keras.Model):
         return self.network(inputs, training=training)
 
     def save(self, *args: Any, **more: Any) -> None:
-        """Saves the plain network."""
+        """Saves the plain network; see `keras.Model.save`."""
         with own_numbers():
             self.network.save(*args, **more)
 
@@ -374,11 +369,11 @@ class PrivateModel(keras.Model):
             raise InputError("Expected fit before export to the folder of the run.")
 
     def save_weights(self, *args: Any, **more: Any) -> None:
-        """Saves the weights of the plain network."""
+        """Saves the weights of the plain network; see `keras.Model.save_weights`."""
         self.network.save_weights(*args, **more)
 
     def load_weights(self, *args: Any, **more: Any) -> Any:
-        """Loads weights of the plain network."""
+        """Loads weights of the plain network; see `keras.Model.load_weights`."""
         return self.network.load_weights(*args, **more)
 
     def train_on_batch(self, *args: Any, **more: Any) -> None:

@@ -12,8 +12,7 @@ a Keras model.  A subclassed model takes all columns except ``label``:
         integers = keras.Input((13,), name="integers")
         return keras.Model(integers, keras.layers.Dense(1)(integers))
 
-Formal guarantees:
-  - A model is checked before it is returned: see ``model_check``.
+A model is checked before it is returned: see ``model_check``.
 """
 
 from __future__ import annotations

@@ -1,23 +1,19 @@
 """A training run, from request to exported model, by one or several workers.
 
-``train`` makes the model of the request and calls its ``fit``: see ``keras_model``,
-with its guarantees, and ``trainer.training_loop``.
+`train` makes the model of the request and calls its ``fit`` (``keras_model``), whose
+loop is ``trainer.training_loop``.
 
-Formal guarantees:
-  - Nothing is written before everything is checked; then only the folder of the run is
-    written.
-  - The run consumes every step of the plan once and in order, or ends with an error.
-  - A run that is killed at any moment and started again with the same request goes on
-    from its last checkpoint, and its results are functions of the committed states.
-  - Workers have equal settings, batches and versions when the first step begins, and
-    bit-identical weights at evaluations and at the end.
-  - One process at a time writes the folder: a second one is refused, and one that was
-    killed is in nobody's way.
-  - Only the chief writes, and all workers stop after the same step.
-  - The record says "complete" last, when all results are written.
-  - No error quotes an example.
-  - Losses of training examples, gradient norms and numbers of real rows are not
-    reported.
+Nothing is written before everything is checked; then only the folder of the run is
+written, by the chief alone.  The run consumes every step of the plan once and in order,
+or ends with an error.  A run that is killed and started again with the same request
+goes on from its last checkpoint.  A second process is refused; one that was killed is
+in nobody's way.  The record says "complete" last, when all results are written.
+
+Workers have equal settings, batches and versions when the first step begins, stop after
+the same step, and have bit-identical weights at evaluations and at the end.
+
+Neither losses of training examples, gradient norms nor numbers of real rows are
+reported, and no error quotes an example.
 
 Public: what is written outside of ``private``.  Sensitive: batches, noise, sums.
 """

@@ -1,11 +1,11 @@
 """The processes of a run: this one alone, or all that ``mpiexec`` started.
 
-Formal guarantees:
-  - A process that no launcher started, or that is the only one, loads no MPI.
-  - A process that was started with others never continues without them.
-  - An error that only one worker knows of ends all workers, once it was reported.
-  - MPI sends and listens on the network device that the user named alone.  Without a
-    name, workers on one host use loopback; workers on several hosts are refused.
+A process that no launcher started, or that is the only one, loads no MPI.  A process
+that was started with others never continues without them.  An error that only one
+worker knows of ends all workers, once it was reported.
+
+MPI sends and listens only on the network device that the user named.  Without a name,
+workers on one host use loopback, and workers on several hosts are refused.
 """
 
 from __future__ import annotations

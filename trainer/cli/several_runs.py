@@ -1,7 +1,6 @@
 """``dpsgd compare`` and ``dpsgd tune``: many runs, of lists of settings.
 
-Formal guarantees:
-  - Every value of a list is parsed like a single value of that option.
+Every value of a list is parsed like a single value of that option.
 """
 
 from __future__ import annotations

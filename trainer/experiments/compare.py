@@ -8,14 +8,11 @@ computed first; then the batches, which runs share, are made; then the runs.  Th
 is over the first of target epsilon, given noise, batch size and epochs that takes
 several values; error bars are one standard deviation over the seeds.
 
-Formal guarantees:
-  - All errors that can be found without TensorFlow are raised before any batch is made;
-    held-out files that do not match the training examples, before any noise is
-    computed.
-  - The same command, or one with longer lists, makes no finished batches or runs again.
-  - Every case is reported, with mean and sample standard deviation over its seeds,
-    whatever the result.
-  - Upper bounds are rounded up, and lower bounds down.
+All errors that can be found without TensorFlow are raised before any batch is made;
+held-out files that do not match the training examples are refused before any noise is
+computed.  The same command, or one with longer lists, makes no finished batches or runs
+again.  Every case is reported, whatever its result, with mean and sample standard
+deviation over its seeds.  Upper bounds are rounded up, and lower bounds down.
 
 Public: what the runs publish.  Choosing among runs on the same data costs privacy that
 no statement of a single run covers.

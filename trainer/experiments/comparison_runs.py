@@ -8,21 +8,17 @@ rule that chose the noise.  Its runs differ only in their seed.
     OUT/runs/NAME-seed0.settings.json     the request of that run
 
 A target (epsilon, delta) needs different noise with different samplers, which is the
-subject of Scalable DP-SGD (Chua et al. 2024, arXiv:2411.04205, Section 4): each gets
-what is proven to suffice for it.  A method with its own theorem gets the noise of that
-theorem; a sampler that the theorem does not cover is refused.  Noise that is given is
-that of all samplers.
+subject of Scalable DP-SGD (Chua et al. 2024, arXiv:2411.04205, Section 4).  Each
+sampler gets the noise that the accountant, or the theorem of the method, proves to
+suffice for its plan; a sampler that the theorem does not cover is refused.  A given
+noise multiplier is used unchanged, for all samplers.
 
-Formal guarantees:
-  - Two different cases with one name are refused.  Cases that share sampler, batch
-    size, epochs and seed share their batches.
-  - The noise of a target is what the accountant, or the theorem of the method, proves
-    to suffice for that sampler's plan.  A given noise multiplier is used unchanged.
-  - Finished batches and runs are not made again; an unfinished run continues where it
-    was.  Batches are used only if they have the requested plan, rows of the same
-    table, and a key of their own; a finished run only if it was made with the settings
-    and folders of the trial.
-  - What is stated of a run is computed from its record, as by ``dpsgd account``.
+Cases that share sampler, batch size, epochs and seed share their batches; two different
+cases with one name are refused.  Finished batches and runs are not made again, and an
+unfinished run continues where it was.  Batches are used only if they have the requested
+plan, rows of the same table, and a key of their own; a finished run only if it was made
+with the settings and folders of the trial.  What is stated of a run is computed from
+its record, as by ``dpsgd account``.
 
 Public: what the runs publish.
 """
@@ -338,7 +334,15 @@ def settled(settings: ComparisonSettings) -> tuple[ComparisonSettings, Dataset]:
 
 
 def check_plans(settings: ComparisonSettings, num_examples: int) -> None:
-    """Refuses a comparison with an impossible plan; arguments as for `find_cases`."""
+    """Refuses a comparison with an impossible plan.
+
+    Args:
+      settings: What to compare.
+      num_examples: Number of slots in the data set.
+
+    Raises:
+      InputError: a value of a plan is out of range.
+    """
     for sampler in settings.samplers:
         for batches in settings.batches_of(sampler):
             plan = batches.plan(num_examples)

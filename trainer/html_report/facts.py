@@ -4,16 +4,11 @@
     RUN/certificate.json                    that the batches are certified, if they are
     RUN/metrics.json, RUN/curve.json        evaluation on held-out examples, if any
 
-Formal guarantees:
-  - Nothing sensitive: all values are named fields of these public files, or functions
-    of such fields.
-  - The privacy unit is the one that the batches record; without a note about
-    bounded users it is a row.
-  - Epsilon is computed from record and manifest, as by ``dpsgd account``.  The command
-    that needs no run states it again: it contains all that epsilon depends on,
-    unrounded.
-  - Curves and metrics are taken only from files that say they are of held-out examples.
-  - Equal files have equal reports.
+All values are named fields of these public files, or functions of such fields: equal
+files have equal reports.  Epsilon is computed from record and manifest, as by ``dpsgd
+account``; a command in the report states it again without the run.  The privacy unit is
+the one that the batches record, and a row without a note about bounded users.  Curves
+and metrics are taken only from files that say that they are of held-out examples.
 
 Public: everything.
 """
@@ -156,7 +151,12 @@ def collect(
 ) -> dict[str, Any]:
     """Returns the content of a report, JSON-serialisable.
 
-    Arguments as for `page.write_report`.
+    Args:
+      run: Folder of a finished run.
+      title: Title of the page; by default it names the run's folder.
+      together: Claim of all that was released with the run, as `dpsgd fit` makes it.
+      delta: Delta to state epsilon at; that of the run if None.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
 
     Raises:
       InputError: the run is not finished or was edited.

@@ -1,11 +1,10 @@
 """A privacy report as one self-contained HTML file.
 
-Formal guarantees:
-  - Nothing is fetched: the page has no script, no link to a file and no font, and its
-    content security policy forbids all of them.  Its picture is in it.
-  - Text of files is escaped: a name cannot become markup.
-  - Upper bounds are rounded up, lower bounds down; other numbers to four digits.
-  - The file appears complete or not at all, and replaces another only on request.
+The page fetches nothing: it has no script, no link to a file and no font, its content
+security policy forbids all of them, and its picture is in it.  Text of files is
+escaped, so that a name cannot become markup.  Upper bounds are rounded up, lower bounds
+down, and other numbers to four digits.  The file appears complete or not at all, and
+replaces another one only on request.
 
 Public: everything, see ``facts``.
 """

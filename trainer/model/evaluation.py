@@ -1,13 +1,10 @@
 """Evaluation on held-out examples, which the privacy statement does not protect.
 
-Formal guarantees:
-  - Rows are read one row group at a time; only what ``metrics.Scores`` keeps of them
-    stays in memory.
-  - A row whose label the loss does not take is refused, and no error quotes a row.
-  - A file that the batches were sampled from is refused, whatever its name.  It is
-    recognised by its size and footer; training rows in other files are not noticed.
-  - ``digest`` differs between folders whose files differ in name, order or one byte.
-  - A folder is listed once: rows and digest are of the same files.
+Rows are read one row group at a time; memory holds only what ``metrics.Scores`` keeps
+of them.  A folder is listed once, so that rows and digest are of the same files.  A row
+whose label the loss does not take is refused, and no error quotes a row.  A file that
+the batches were sampled from is refused, whatever its name: its size and footer show
+it.  Training rows in other files are not noticed.
 
 Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
 """

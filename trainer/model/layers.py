@@ -1,57 +1,32 @@
 """Layers as per-example gradients need them: functions, recurrent and random layers.
 
-A TensorFlow function and its variables, as a Keras model.
+`FunctionModel` is a Keras model of a TensorFlow function and its variables, which it
+trains in place:
 
     model = FunctionModel(module, module.trainable_variables)      # a tf.Module
     make_private(model, batches="batches", run="run", ...)
 
-Formal guarantees:
-  - The model computes what the function computes, and trains exactly the given
-    variables, in place.
-
-Public: everything but columns and outputs.
-
-Runs recurrent layers of Keras as operations that per-example gradients support.
-
-Recurrent layers loop over their time steps, or call a fused kernel.  Neither a
+Keras's recurrent layers loop over their time steps, or call a fused kernel.  Neither a
 vectorised map nor the proof that rows do not mix (``row_independence``) supports these.
-Keras has other code with the same outputs, which this context selects.
-
-Unrolled and backwards, Keras 3.15 sets outputs of masked steps to zero by the mirrored
-mask, as in Bidirectional.  A layer that goes backwards is given its sequences so.
-
-Formal guarantees:
-  - Outputs, masks and states are the same, up to rounding.
-  - Afterwards the layers have their own settings, also after an exception.
-
-Public: everything here.
-
-Random layers of Keras that draw from our seeds.
+Within `plain_layers` Keras runs other code, whose outputs, masks and states are the
+same up to rounding.  Layers that go backwards are given reversed sequences instead,
+since Keras 3.15 mirrors the mask when it unrolls them.
 
 Keras's random numbers are functions of a seed, which a layer's generator counts up.
-These contexts replace the seeds while a network is traced:
+Two contexts replace these seeds while a network is traced: within `keyed_layers` the
+dropout mask of a row follows from the row's own seed, and within `still_layers` dropout
+drops nothing.  Seeds are secret, and independent for every row of every step
+(``noise.row_seeds``).  A mask is a function of the row's seed, of the index of the
+dropout in the forward pass, and of the shape of one row: a second pass has the same
+mask, whatever the other rows are.  Two words of the seed are mixed by the finalizer of
+MurmurHash3, whose statistics suffice: privacy requires only that a row's mask is a
+function of its own seed, and that seeds of different rows are independent and
+identically distributed.  A unit is dropped with the rate of the layer, up to 2^-32.  A
+layer that draws anything but dropout masks is refused.
 
-    keyed_layers    dropout: each row's mask follows from its seed
-    still_layers    dropout that drops nothing
+At its end, also by an exception, each context restores the layers and Keras.
 
-Seeds are secret, and independent for every row of every step (``noise.row_seeds``).  A
-mask is made of two words of the seed by the finalizer of MurmurHash3, whose statistics
-suffice: privacy requires only that a row's mask is a function of its own seed, and that
-seeds of different rows are independent and identically distributed.
-
-What reached a generator of Keras in spite of these contexts would change its state,
-which the traced graph may not (see ``core.step.pure_graph``).
-
-Formal guarantees:
-  - In ``keyed_layers`` the mask of a row is a function of its own seed, of the index
-    of the dropout in the forward pass, and of the shape of one row: a second pass
-    has the same mask, whatever the other rows are.
-  - A unit is dropped with the rate of the layer, up to 2^-32.
-  - A layer within a network that draws anything but dropout masks is refused.  No
-    error of a layer has Keras's further lines, with arguments of the layer.
-  - Afterwards Keras draws as before, also after an exception.
-
-Public: layers and rates.  Sensitive: seeds and masks.
+Public: layers and rates.  Sensitive: columns, outputs, seeds and masks.
 """
 
 from __future__ import annotations

@@ -10,20 +10,17 @@ one number per example:
 with the same names.
 
 A loss of positions is a mean within the row: over the positions that Keras's mask of
-the output counts (``Embedding(mask_zero=True)``, ``Masking``), if it has one.  This is
-Keras's own loss of a batch of this row alone.  (Of a batch of several rows, Keras's
-``fit`` and ``evaluate`` take one mean over the positions of all of them: a long row
-counts more, and the loss of a row depends on the others.)  A user's function applies
-what it wants of the mask itself.
+the output counts (``Embedding(mask_zero=True)``, ``Masking``), if it has one.  Keras
+gives the same loss for a batch of this row alone.  (For a batch of several rows,
+Keras's ``fit`` and ``evaluate`` take one mean over the positions of all rows: a long
+row counts more, and the loss of a row depends on the others.)  A user's function
+applies the mask itself, if it needs one.
 
-Formal guarantees:
-  - ``accepts`` decides for every row, from this row alone, whether the loss is defined
-    for its label.  (Other rows contribute nothing: see ``core.step.clipping``.)
-  - ``check_range`` refuses probabilities under a loss on logits, whatever op or layer
-    computes them, and logits under a loss on probabilities.  It does not know which of
-    them a user's loss takes.
-  - A loss known by name is a function of the row alone.  ``model_check`` tests this for
-    a user's loss.
+``accepts`` decides for every row, from this row alone, whether the loss is defined for
+its label; other rows contribute nothing (see ``core.step.clipping``).  ``check_range``
+refuses probabilities under a loss on logits, whatever op or layer computes them, and
+logits under a loss on probabilities.  It does not know which of them a user's loss
+takes.  ``model_check`` tests that a user's loss is a function of the row alone.
 
 Sensitive: labels, outputs, losses.
 """

@@ -9,13 +9,11 @@
 
 The privacy statement does not protect the held-out examples.
 
-Formal guarantees:
-  - No constant has a better log loss, accuracy or loss than ``guessing``.
-  - ``auc`` is exact: the probability that a positive scores above a negative, ties
-    counted half.
-  - ``Scores`` keeps a few numbers of every row: its label and score, or its loss and
-    whether the prediction is correct.  Labels and predictions stay only for a user's
-    metric.
+No constant has a better log loss, accuracy or loss than ``guessing``.  ``auc`` is
+exact: the probability that a positive scores above a negative, where ties count half.
+``Scores`` keeps a few numbers of every row: its label and score, or its loss and
+whether the prediction is correct.  It keeps labels and predictions only for a user's
+metric.
 
 Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
 """

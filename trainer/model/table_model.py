@@ -2,11 +2,9 @@
 
 Its inputs are embeddings of ids, mean embeddings of words and lists, numbers as the
 schema scales them (without a scale their logarithms), and whether a number is missing.
-Fully connected layers and one output per label or class follow.
-
-Formal guarantees:
-  - With finite weights every column value gives a finite output, including missing,
-    negative and infinite numbers and ids out of range.
+Fully connected layers and one output per label or class follow.  With finite weights
+every column value gives a finite output, also missing, negative and infinite numbers
+and ids out of range.
 
 Public: everything but column values.
 

@@ -1,13 +1,9 @@
 """A Keras model with its loss, the input of every gradient computation; and views.
 
-``GroupedModel`` is of groups of rows: the loss of a group is the mean of its rows'.
-
+``GroupedModel`` takes groups of rows: the loss of a group is the mean loss of its rows.
 A group is the views of one example (augmentation multiplicity).  The network computes
 all rows of all groups at once.  Gradients are summed over the rows of a group before
 they are clipped.
-
-Formal guarantees of groups:
-  - The loss of a group is a function of its own rows.
 
 Views are K versions of an example; the gradient of their mean loss is clipped.  They
 are made in each step by a random augmentation, ``--augment module:name``:
@@ -26,7 +22,8 @@ all places are secret, independent and identically distributed, hence so are tho
 the examples, whatever their places.  Given the seeds, a view is a function of its
 example alone.
 
-Formal guarantees of views:
+Formal guarantees:
+  - The loss of a group is a function of its own rows.
   - A view is a function of its example and its seed: the augmentation is computed for
     one view at a time, and one with a random state of its own is refused.
   - Evaluation, export and prediction see the example without augmentation.
@@ -322,10 +319,14 @@ class Views:
 
 
 def load_views(number: int, augment: str | None) -> Views:
-    """Returns ``number`` views; ``augment`` is "module:name", as for `load_function`.
+    """Returns how views of an example are made.
+
+    Args:
+      number: Number of views.
+      augment: The augmentation as "module:name"; None for none.
 
     Raises:
-      InputError: no such function.
+      InputError: there is no such function.
     """
     found = load_function(augment, "augment") if augment is not None else None
     return Views(number=number, augment=found, name=augment)

@@ -48,10 +48,14 @@ def remedy_of(option: str) -> str:
 
 
 def load_function(spec: str, option: str = "model") -> Callable[..., Any]:
-    """Returns the function that ``spec`` names; arguments as for `check_name`.
+    """Returns the function that ``spec`` names.
+
+    Args:
+      spec: Value of the flag.
+      option: Name of the flag, without dashes.
 
     Raises:
-      InputError: no such module or function, or the module raises.
+      InputError: there is no such module or function, or the module raises.
     """
     module_name, name = check_name(spec, option)
     what, remedy = f"{option}={spec!r}", remedy_of(option)

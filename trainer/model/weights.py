@@ -1,29 +1,26 @@
 """Initial weights of a run, and other weights in a model for a while.
 
-Initial weights are of a file, which the user declares public, or of no other run:
+Initial weights come from a file, which the user declares public:
 
     FILE.npz     NumPy arrays in the order of the trainable weights: an iterate that a
                  run kept (weight_0, weight_1, ...), or ``np.savez(file, *arrays)``
     FILE.keras   Keras model with the same trainable weights, such as a run's
                  ``ema_model.keras``
 
-Weights do not show what they were learned from.  The privacy statement holds only if
-they do not depend on the training examples, and says so.
+The run record has the digest of the file.  Weights do not show what they were learned
+from.  The privacy statement holds only if they do not depend on the training examples,
+and says so.  Weights in the folder of a run on the same batches are refused: see
+``preflight``.
 
 A network is trained in place: a second run of it in the same process would begin at
-the weights of the first, which its epsilon does not cover.
+the weights of the first, which its epsilon does not cover.  `check` refuses a run that
+trains or reads a variable which another run on rows of the same files trains, in
+whichever network it is.  It also refuses a variable with a value that some variable had
+at the end of an epoch of ``make_private``, such as a copied weight.
 
-Formal guarantees:
-  - ``check`` refuses a run that trains or reads a variable which another run on rows of
-    the same files trains, in whichever network it is; or one with a value that a
-    variable had at the end of an epoch of ``make_private``, such as a copied weight.
-  - Weights of other shapes, weights that are not finite, and files that need a pickle
-    or unknown code are refused before any step, in one line.
-  - Weights in the folder of a run on the same batches are refused: see ``preflight``.
-  - The run record contains the digest of the file.
-
-  - After ``weights_of`` the variables have their old values, bit for bit, also after an
-    exception.
+Weights of other shapes, weights that are not finite, and files that need a pickle or
+unknown code are refused before any step, in one line.  After `weights_of` the variables
+have their old values, bit for bit, also after an exception.
 
 Public: everything here, as the user declares, except digests of the rows' files.
 """

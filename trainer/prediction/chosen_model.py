@@ -1,7 +1,6 @@
 """The weights of a finished run that predict, chosen before TensorFlow is loaded.
 
-Formal guarantees:
-  - The run is finished and has the weights that ``choose`` returns.
+`choose` refuses a run that is unfinished, or has no such weights.
 
 Public: everything.
 """
@@ -79,10 +78,16 @@ def choose(
     average: str | None = None,
     uncertainty: float | None = None,
 ) -> ChosenModel:
-    """Returns the weights that predict; arguments as for `predict.predict`.
+    """Returns the weights that predict.
+
+    Args:
+      run: Folder of the run.
+      average: One of `requests.AVERAGES` that the run has; None for the last weights,
+        or the mean prediction where there are intervals.
+      uncertainty: Level of intervals, in (0, 1); None for no intervals.
 
     Raises:
-      InputError: name, value, bound, remedy.
+      InputError: the run is unfinished, or has no such weights.
     """
     if uncertainty is not None:
         check_float("uncertainty", uncertainty, above=0, below=1)

@@ -1,13 +1,12 @@
 """Predictions of a run's exported model, with its own or averaged weights.
 
-Formal guarantees:
-  - No user's code is needed or run: the model is a SavedModel.
-  - A bounded number of rows and one kept iterate are in memory at a time.
-  - Predictions that are not finite are refused, but of secret rows, of which a refusal
-    would tell.
-  - Secret rows are predicted one at a time, and have the same bits wherever they stand,
-    and however many there are.  In a batch kernels treat the last rows in another way.
-    A model that would leave something of one to the next is then refused.
+The model is a SavedModel, so that no user's code is needed or run.  A bounded number of
+rows and one kept iterate are in memory at a time.  Predictions that are not finite are
+refused, unless the caller takes them.
+
+In a batch, kernels treat the last rows in another way.  Predicted one at a time, rows
+have the same bits wherever they stand, and however many there are; a model that would
+carry something from one row to the next is then refused.
 
 Public: weights.  Sensitive: rows, and predictions as their owner decides.
 """

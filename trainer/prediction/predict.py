@@ -2,9 +2,19 @@
 
     summary = predict("run", "data/test", "predictions.parquet", average="ema")
 
-The output has one row per row of the table, in the same order.  Its columns are the
-carried ones, the predicted class (see ``named_classes``), and those of the exported
-model (see ``serving``) or, for averages of outputs:
+The table is one that `dpsgd prepare` wrote, or a raw one, which is read with the schema
+in the manifest of the run.  It needs no label, and may hold training examples:
+predictions are functions of released weights and of the rows, and cost no privacy of
+the training examples.  The privacy statement does not protect the rows of the table.
+
+The output has one row per row of the table, in the same order.  It is Parquet or CSV,
+as its name says; CSV has no lists.  Its columns are the carried ones, and by the task
+
+    binary    predicted, probability (of the second class)
+    classes   predicted, probabilities; with names, probability_NAME of each class
+    a number  prediction, in the units of the label whose range the schema has
+
+or, for averages of outputs,
 
     opa    the mean over the kept iterates: probability, probabilities of all classes,
            or outputs by name; with intervals also stddev over the iterates, low and
@@ -12,57 +22,17 @@ model (see ``serving``) or, for averages of outputs:
     omv    vote_share, the share of votes for label 1 or for each class; the predicted
            class is that of most kept iterates
 
-Formal guarantees:
-  - Every error that the files' metadata shows is raised before TensorFlow is loaded.
-  - The output appears complete or not at all, and replaces nothing.
-  - Memory depends neither on the number of rows nor on that of kept iterates.
-  - No error quotes a row.
+The predicted class is the one that held-out accuracy counts, up to rounding: label 1
+above probability 0.5, or the first of the most probable classes.  Without names in the
+schema, a class is its number.
 
-Predictions are functions of released weights and of the rows: they cost no privacy of
-the training examples.  The privacy statement does not protect the rows of the table.
+`check` writes nothing, and refuses what the files' metadata show to be wrong before
+TensorFlow is loaded.  The output appears complete or not at all, and replaces nothing.
+Memory depends neither on the number of rows nor on that of kept iterates.  No error
+quotes a row.
 
-Public: settings and number of rows.  Sensitive: rows, and predictions as their owner
-decides.
-
-The table needs no label.  It may hold training examples: predictions are functions of
-the released weights.
-
-Public: everything but the rows.
-
-The rows to predict: a table that `dpsgd prepare` wrote, or a raw table.
-
-Prepared files contain a description.  A raw table is read with the schema of the
-training examples, which is in the manifest of the run.
-
-Formal guarantees:
-  - Every row is read once, in the order of the table, and no error quotes one.
-  - Columns that the model cannot take are refused before any row is read.
-
-Public: names of columns, sizes.  Sensitive: rows.
-
-Predictions in the words and units of the label.
-
-    binary    predicted, probability (of the second class)
-    classes   predicted, probabilities; with names, probability_NAME of each class
-    a number  prediction, in the units of the label whose range the schema has
-
-The same holds for all columns with one number per class, such as ``vote_share``, and
-``stddev``, ``low`` and ``high`` of intervals.  Without names in the schema, a class is
-its number.
-
-Formal guarantees:
-  - ``predicted`` is the class that held-out accuracy counts, up to rounding: label 1
-    above probability 0.5, and the first of the most probable classes.
-
-Public: names of classes.  Sensitive: rows, and predictions as their owner decides.
-
-A file of Parquet or CSV that is written in parts, and is complete or absent.
-
-Formal guarantees:
-  - The file appears when the context ends without an error; otherwise nothing is left.
-  - Rows are in the order in which they were written.
-  - One part is in memory at a time.
-  - The name says the format.  Columns of lists are refused in CSV.
+Public: settings, names of columns and classes, number of rows.  Sensitive: rows, and
+predictions as their owner decides.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Metrics with intervals, from sums with noise.
 
-Formal guarantees:
-  - metrics are functions of released sums and of public values alone.
-  - an interval has the true value of the population with a probability of about 95 %,
-    over noise and over which rows were held out, where the normal approximation holds.
-  - of users it has it with that probability or a larger one.  Rows of a user may be
-    alike, and whose they are is not known; but each metric is, to first order, a sum of
-    one term for each row, and the square of the sum of a user's k terms is at most k
-    times the sum of their squares.  So the variance that is stated for independent
-    users is k times that of independent rows, which it is if users have k rows that
-    are all alike.
+Metrics are functions of released sums and of public values alone.
+
+An interval has the true value of the population with a probability of about 95 %, over
+noise and over which rows were held out, where the normal approximation holds.  If users
+are protected, the probability is that or larger.  Rows of a user may be alike, and
+nobody knows which rows are of one user.  But each metric is, to first order, a sum of
+one term for each row, and the square of the sum of a user's k terms is at most k times
+the sum of their squares.  So the stated variance is k times that of independent rows,
+which is the variance if users have k rows that are all alike.
 
 Public: everything.
 

@@ -2,48 +2,38 @@
 
     RUN/metrics.json    metrics, intervals, baseline and claim; public
 
-Formal guarantees:
-  - the metrics are (epsilon, delta)-private for one held-out row or user under
-    zero-out: they are functions of one Gaussian release; of users of two, of which the
-    first gives the sensitivity of the second: see `most_rows`.
-  - model and metrics together are private at the larger epsilon of both, at one delta,
-    if no row that is held out was trained on, scored runs, or gave statistics: a row
-    that was trained on changes the model alone, and one that was held out the metrics
-    alone.  Batches of the run are asked for, and files that they were sampled from are
-    refused, and rows of the same table that were prepared again, unless they are of
-    another part; copies of rows, and those that scored or gave statistics, are not
-    noticed.
-  - a prediction is a function of its own row, whatever the model does with a batch:
+Formal guarantees of the metrics:
+  - They are (epsilon, delta)-private for one held-out row or user under zero-out, as
+    functions of one Gaussian release.  For users there are two releases, of which the
+    first gives the sensitivity of the second: see `Price.most_rows`.
+  - Model and metrics together are private at the larger epsilon of both, at one delta,
+    if no held-out row was trained on, scored runs, or gave statistics: a row that was
+    trained on changes the model alone, and a held-out row changes the metrics alone.
+    Files that the batches of the run were sampled from are refused, and so are rows of
+    the same table that were prepared again, unless they are of another part.  Copies of
+    rows, and rows that scored runs or gave statistics, are not noticed.
+  - A prediction is a function of its own row, whatever the model does with a batch:
     rows are predicted one at a time.
-  - a run whose record was damaged is refused.
-  - of runs that were declared together (``of_runs``), all of this is of the metrics of
-    all of them, and of all models.
-  - a run is evaluated once: metrics that exist are neither replaced nor added to, and
-    nothing is shown before they are on disk.
-  - the privacy unit is that of the run: a row or, of rows that `dpsgd prepare` kept, a
-    user.  The number of rows of users is then released with noise, and shown nowhere
-    else; where noise hides it no metric is stated.  Users who are not bounded are
-    refused.
-  - *not* covered: an error for a file that cannot be read, after which nothing is
-    released; how long it took; other evaluations of the same rows.
+  - If runs were declared together (``of_runs``), all of this holds for the metrics of
+    all these runs, and for all their models.
+  - A run is evaluated once: metrics that exist are neither replaced nor added to, and
+    nothing is shown before they are on disk.  A damaged record is refused.
+  - The privacy unit is that of the run: a row or, for rows that `dpsgd prepare` kept, a
+    user.  The number of rows of users is released with noise, and shown nowhere else;
+    where noise hides it, no metric is stated.  Users who are not bounded are refused.
+  - *Not* covered: an error for a file that cannot be read, after which nothing is
+    released; how long the evaluation took; other evaluations of the same rows.
+
+Formal guarantees of the `Price` of an evaluation:
+  - The noise is that of one Gaussian mechanism with the stated epsilon and delta.  For
+    N runs that were declared together, it is that of N Gaussian mechanisms which
+    together have this epsilon and delta: N Gaussian releases of one sensitivity are
+    exactly one, with the noise of each divided by the root of N.
+  - The number of rows of users is not public.  It is released first, and bounds the
+    sensitivity of the other sums: see `Price.most_rows`.
 
 Public: settings, number of rows (not of users' rows), metrics.json.  Sensitive: rows
 and predictions.
-
-What an evaluation costs, and the claim that it makes.
-
-Formal guarantees:
-  - noise is that of one Gaussian mechanism with the stated epsilon and delta or, of N
-    runs that were declared together, of N of them, which together have these: N
-    Gaussian releases of one sensitivity are exactly one, with the noise of each divided
-    by the root of N.
-  - the claim of models and metrics is the larger one of both, at one delta: a row that
-    was trained on changes models alone, and a held-out one metrics alone, if it neither
-    scored runs nor gave statistics.
-  - of users, whose number of rows is not public, it is released first, and bounds the
-    sensitivity of the other sums: see `most_rows`.
-
-Public: everything.
 """
 
 from __future__ import annotations

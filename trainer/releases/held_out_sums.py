@@ -1,20 +1,18 @@
 """Sums over held-out rows, how far one row or user moves them, and their release.
 
-One Gaussian release of several sums over the same rows.
+*The release* of several sums over the same rows is one Gaussian mechanism.
 
-Formal guarantees:
-  - the sums together are one Gaussian mechanism with ``noise_multiplier``: each has
-    noise of its bound times that over the root of its share, and shares add up to 1 at
-    most.  It is (epsilon, delta)-private for one unit under zero-out by Balle and Wang
-    (2018), Theorem 8.
-  - noise is added to integers and rounded to integers, which is post-processing, so
+Formal guarantees of the release:
+  - The sums together are one Gaussian mechanism with ``noise_multiplier``: each has
+    noise of its bound times ``noise_multiplier`` over the root of its share, and shares
+    add up to 1 at most.  It is (epsilon, delta)-private for one unit under zero-out by
+    Balle and Wang (2018), Theorem 8.
+  - Noise is added to integers and rounded to integers, which is post-processing, so
     that no low bits of a float are released.
-  - noise has a key of its own, from the operating system, that is kept nowhere: two
+  - Noise has a key of its own, from the operating system, that is kept nowhere: two
     releases have independent noise.
 
-Public: what `release` returns.  Sensitive: the sums.
-
-Sums over held-out rows, as integers, and how far one row or user moves them.
+*The sums of a classification* are integers:
 
     rows       all rows, if their number is not public
     counts     rows by bin of the probability and by label, or by class and whether the
@@ -25,23 +23,7 @@ Sums over held-out rows, as integers, and how far one row or user moves them.
     loss       of each row, at most a public cap, less half the cap
     squares    of the loss
 
-Formal guarantees (a row that is zeroed out adds nothing to any sum):
-  - one row moves the values of a sum by its ``bound`` at most, in L2 norm: it is in one
-    cell of the counts, in fewer pairs than there are rows, and its loss less half the
-    cap is between plus and minus half the cap.
-  - a user of at most k rows moves each sum but ``pairs`` by k times that at most, by
-    the triangle inequality, and ``pairs`` by `moved_pairs`: if a of its rows have
-    label 1 and b label 0, they are in ``a n0 + b n1 - a b`` pairs.  Let a >= b; as
-    ``n0 <= n - a``, these are at most ``a (n - a) + b a - a b = a (n - a)``, which
-    grows up to ``a = n / 2``, and a is at most k.  If b > a, exchange the labels.
-  - every row has a place, whatever is in it: a label that is no class, or a prediction
-    that is not finite, counts as the worst, and nothing is refused.
-  - values are integers, so that sums have no rounding.
-  - memory does not grow with the rows.
-
-Public: names, bounds, number of rows if users are not bounded.  Sensitive: values.
-
-Sums over held-out rows of a regression, and how far one row or user moves them.
+*The sums of a regression*:
 
     rows             all rows, if their number is not public
     loss             squared error of each row, at most a public cap, as a share of it
@@ -51,14 +33,26 @@ Sums over held-out rows of a regression, and how far one row or user moves them.
                      the label in [-1, 1] as a share of that range, which is public,
                      and its square, for the variance
 
-Formal guarantees (a row that is zeroed out adds nothing to any sum):
-  - one row moves each sum by half at most, since a half is taken from every share in
-    [0, 1]; a user of at most k rows by k times that.
-  - every row has a place, whatever is in it: an error that is not finite counts as the
-    cap, a label that is not as 0, and nothing is refused.
-  - values are integers, so that sums have no rounding.
+Formal guarantees of the sums.  A row that is zeroed out adds nothing to any sum.
+  - One row moves the values of a sum by its ``bound`` at most, in L2 norm.  In a
+    classification it is in one cell of the counts, in fewer pairs than there are rows,
+    and its loss less half the cap is between plus and minus half the cap.  In a
+    regression it moves each sum by half at most, since a half is taken from every share
+    in [0, 1].
+  - A user of at most k rows moves each sum but ``pairs`` by k times that at most, by
+    the triangle inequality, and ``pairs`` by `moved_pairs`: if a of its rows have
+    label 1 and b label 0, they are in ``a n0 + b n1 - a b`` pairs.  Let a >= b; as
+    ``n0 <= n - a``, these are at most ``a (n - a) + b a - a b = a (n - a)``, which
+    grows up to ``a = n / 2``, and a is at most k.  If b > a, exchange the labels.
+  - Every row has a place, whatever is in it, and nothing is refused.  In a
+    classification, a label that is no class, or a prediction that is not finite, counts
+    as the worst.  In a regression, an error that is not finite counts as the cap, and a
+    label that is not finite as 0.
+  - Values are integers, so that sums have no rounding.
+  - Memory does not grow with the rows.
 
-Public: names, bounds.  Sensitive: values.
+Public: names, bounds, what `release` returns, and the number of rows if users are not
+bounded.  Sensitive: values of the sums.
 """
 
 from __future__ import annotations

@@ -1,35 +1,26 @@
-"""What statistics count of a table: values in bins.
+"""What statistics count of a table: in blocks of rows, on all cores.
 
-Counts of a column's values in public bins, and quantiles from them.
+    rows             rows, if their number is not public
+    label            rows by class
+    single, groups   rows by the value of a numeric column, in public bins
 
 Bins are those of single precision with three bits of mantissa: eight for each power of
 two from 2^-31 to 2^64, of each sign, and one for values below in magnitude; larger
 values are in the last bin.  So no range is needed to make them.  Counts are kept of
-single bins and of groups of 39 of them: a number of values up to a place is then a sum
+single bins and of groups of 39 bins: the number of values up to a place is then a sum
 of at most 40 counts, and not of 1,521.
 
 Formal guarantees:
-  - every value, whatever it is, is in one bin and one group, or missing: zeroing out a
-    row moves each of the two arrays of counts by 1 in L2 norm.
-  - quantiles are functions of released counts and of the public number of
-    rows.
+  - What is counted depends on the schema and on the columns of the table alone.
+  - One row moves a sum by its ``bound`` at most, in L2 norm: it is in one cell of each.
+    Every value, whatever it is, is in one bin and one group, or missing: zeroing out a
+    row moves each of the two arrays of counts by 1 in L2 norm.  A user of at most k
+    rows moves a sum by k times that.
+  - Shares of all sums add up to 1 at most.
+  - Quantiles are functions of released counts and of the public number of rows.
+  - Memory does not depend on the number of rows: blocks are counted one by one.
 
-Public: bins.  Sensitive: values and counts.
-
-What statistics count of a table: in blocks of rows, on all cores.
-
-    rows             rows, if their number is not public
-    label            rows by class
-    single, groups   rows by the value of a numeric column
-
-Formal guarantees:
-  - what is counted depends on the schema and on the columns of the table alone.
-  - one row moves a sum by its ``bound`` at most, in L2 norm: it is in one cell of each.
-    A user of at most k rows moves it by k times that.
-  - shares of all sums add up to 1 at most.
-  - memory does not depend on the number of rows: blocks are counted one by one.
-
-Public: names, bounds, shares.  Sensitive: values.
+Public: names, bins, bounds, shares.  Sensitive: values and counts.
 """
 
 from __future__ import annotations

@@ -7,20 +7,20 @@ prepare`.  A row is in one part, so that statistics and a model of other rows to
 have the larger epsilon of both, and not the sum.
 
 Formal guarantees:
-  - the statistics are (epsilon, delta)-private for one unit of the input under
-    zero-out: they are functions of one Gaussian release.
+  - The statistics are (epsilon, delta)-private for one unit of the input under
+    zero-out, as functions of one Gaussian release.
   - N statistics that were declared together are one Gaussian release, of the root of N
     times the noise.
-  - what is counted depends on the schema and the columns of the table alone, which are
-    public; whether a column's logarithm is taken, on released counts.
-  - the privacy unit is a row or, of rows that `dpsgd prepare` kept, a user, by whose
-    rows sums move at most k times as far.  The number of rows is then released with
-    noise, and shown nowhere else; where noise hides it nothing is found, and OUT is
-    written all the same, since epsilon is spent.  So all depends on the sums alone, to
+  - What is counted depends on the schema and the columns of the table alone, which are
+    public.  Whether a column's logarithm is taken depends on released counts.
+  - The privacy unit is a row or, for rows that `dpsgd prepare` kept, a user, whose rows
+    move sums at most k times as far.  The number of rows is then released with noise,
+    and shown nowhere else; where noise hides it nothing is found, and OUT is written
+    all the same, since epsilon is spent.  So everything depends on the sums alone, to
     which a ghost adds as little as a user who is not there: add-or-remove holds for
     users, too.  Users who are not bounded are refused.
-  - two at once on one OUT: one of them is refused, and shows nothing.
-  - *not* covered: an error for a file that cannot be read, after which nothing is
+  - If two processes write one OUT at once, one of them is refused, and shows nothing.
+  - *Not* covered: an error for a file that cannot be read, after which nothing is
     released; other statistics of the same rows, whose epsilon adds.
 
 Public: OUT, what is returned.  Sensitive: rows and counts.

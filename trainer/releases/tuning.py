@@ -3,28 +3,28 @@
     OUT/tuning.json         what was asked, its price, and in the end the winner; public
     OUT/run, OUT/batches    the winner: a run as of `dpsgd train`, and its batches
     OUT/private/runs.json   which candidate is when, and the best so far; secret
-    OUT/private/TOKEN/      batches and run of one of them, until the end
+    OUT/private/TOKEN/      batches and run of one candidate, until the end
 
 Formal guarantees:
-  - number of runs and candidates are drawn uniformly before the first run, and once: a
-    search that was stopped goes on with them.
-  - each run has batches by a key of their own, and the noise with which the best run
+  - The number of runs and the candidates are drawn uniformly before the first run, and
+    once: a search that was stopped goes on with them.
+  - Each run has batches by a key of their own, and the noise with which the best run
     has the stated epsilon, by `accounting.claims.selection`.  All runs are on the same
     rows: others are refused.
-  - a score is a function of one Gaussian release of held-out rows.  For one of these
-    rows models do not differ and the score is the run, so that the same theorem gives
-    the best score its epsilon.  If no row is scored and trained on, model and score
-    together have the larger epsilon.
-  - a run that ends for good (see ``checkpoints``), or whose score is missing or no
-    number, has the worst score; equal scores are of runs that are exchangeable, so that
-    the first of them is one at random.
-  - a run that lost leaves nothing when the next begins, and at the end nothing is left
+  - A score is a function of one Gaussian release of held-out rows.  Two data sets that
+    differ in a held-out row have the same models, and the score takes the place of the
+    run: the same theorem gives the best score its epsilon.  If no row is both scored
+    and trained on, model and score together have the larger epsilon.
+  - A run that ends for good (see ``checkpoints``), or whose score is missing or no
+    number, has the worst score.  Runs with equal scores are exchangeable, so that the
+    first of them is one at random.
+  - A run that lost leaves nothing when the next begins, and at the end nothing is left
     but the winner and its score.
-  - neither messages nor names of folders tell how many runs there are, or how far the
-    search is; nor do the winner's files, since each run has a process of its own, whose
-    counters start anew, and names of its own (see ``own_numbers``).
-  - *not* covered: how long it took; copies of training rows in --score; what a file
-    system keeps of removed files; who edits OUT.
+  - Neither messages nor names of folders tell how many runs there are, or how far the
+    search is.  Nor do the winner's files, since each run has a process of its own,
+    whose counters start anew, and names of its own (see ``own_numbers``).
+  - *Not* covered: how long the search took; copies of training rows in --score; what a
+    file system keeps of removed files; who edits OUT.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     OUT/STEM.json, .md, .png      what ``write`` makes
 
-Formal guarantees:
-  - The terminal, Markdown and notebooks show the same tables and the same notes.
-  - Every file is complete or absent.
+The terminal, Markdown and notebooks show the same tables and the same notes.  Every
+file is complete or absent.
 """
 
 from __future__ import annotations

@@ -1,34 +1,21 @@
 """The public files of a run beside its record, and what a reader should know of them.
 
-``metrics.json`` and ``curve.json`` of a run: as they were written, or refused.
+``metrics.json`` and ``curve.json`` are returned as a run writes them, or refused.
+Numbers of other than held-out examples are refused: they are not private.
 
-Formal guarantees:
-  - What is returned has the metrics and points that a run writes, as numbers.
-  - Numbers of other than held-out examples are refused: they are not private.
-
-Public: everything here.
-
-Whether a model is fit for use: what a person should know beside its metrics.
-
-Public: all of it, if the held-out examples need no protection.
-
-The signature of an exported model: its input columns and its outputs.
-
-    RUN/serving.json    public; one for all exported weights of a run
+``RUN/serving.json`` has the signature of the exported model, its input columns and its
+outputs; one file serves all exported weights of a run:
 
     {"inputs": [{"name": "integers", "dtype": "float32", "shape": [13]}, ...],
      "outputs": ["probability"], "task": "binary",
      "digests": {"saved_model": ...}}
 
-``RUN/saved_model`` has the same as ``signatures["serving_default"]``: inputs are
-tensors (batch, *shape) by name, and so are outputs.
+``RUN/saved_model`` has the same in ``signatures["serving_default"]``: inputs are
+tensors (batch, *shape) by name, and so are outputs.  A SavedModel of which a file was
+damaged, edited, or taken from another export does not have its digest.  Digests find
+accidents: whoever can write a model can write them.
 
-Formal guarantees:
-  - ``read`` returns what ``write`` was given, or refuses the file.
-  - A SavedModel of which a file was damaged, edited, or taken from another export does
-    not have its digest.  Digests find accidents: who can write a model can write them.
-
-Public: everything here.
+Public: everything here, if the held-out examples need no protection.
 """
 
 from __future__ import annotations
@@ -230,7 +217,12 @@ class Serving:
 
 
 def write_serving(run: pathlib.Path, serving: Serving) -> None:
-    """Writes the signature ``serving`` into the folder ``run``; see `read`."""
+    """Writes the signature of a run's exported model.
+
+    Args:
+      run: Folder of the run.
+      serving: The signature.
+    """
     write_atomically(run / SERVING_NAME, pretty_json(serving.to_json()))
 
 

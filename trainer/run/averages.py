@@ -1,7 +1,5 @@
 """Averages of the weights during training, and the best iterate without privacy.
 
-Averages of the weights during training, at no privacy cost.
-
 theta_t are the weights after t steps, theta_0 the initial weights.
 
     EMA   average_0 = theta_0
@@ -11,36 +9,25 @@ theta_t are the weights after t steps, theta_0 the initial weights.
 
 Training over aggregates from step tau: every step t >= tau starts at average_t instead
 of theta_t.  Optimizer slots are not averaged.  Averages are functions of released
-weights, and a step may start at any such function: neither costs privacy.
+weights, and a step may start at any such function: neither costs privacy.  Without
+``train_over``, training does not depend on the averages.
 
-Formal guarantees:
-  - Without ``train_over``, training does not depend on the averages.
-  - ``swapped`` leaves the variables unchanged, bit for bit.
-  - The tail average is the sum of the last ``tail`` iterates in double precision over
-    their number, rounded once; the sum is recomputed every ``tail`` updates, so that
-    rounding errors do not accumulate.  It needs ``tail`` + 2 copies of the weights.
+The tail average is the sum of the last ``tail`` iterates in double precision over their
+number, rounded once.  The sum is recomputed every ``tail`` updates, so that rounding
+errors do not accumulate.  It needs ``tail`` + 2 copies of the weights.
+
+*The best iterate of a run without privacy* has the least loss of rows that train
+nothing.  Noise and clip keep a private model from learning rows by heart.  A model
+without them may be at its best long before the last step, and a comparison with its
+last iterate would flatter privacy.  So about a tenth of the training rows train
+nothing, and choose among the iterates of the curve.  Rows for the evaluation have no
+say.
+
+Public: averages, and the number of the step.  Sensitive: rows and losses.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1 and equation 3; the warm-up is
   that of De et al. (2022), arXiv:2204.13650, decay_t = min(decay, (1 + t) / (10 + t)).
-
-Metrics and models from the kept iterates of a finished run.
-
-Formal guarantees:
-  - Every kept iterate is read a few times, one at a time, oldest first: memory does
-    not depend on their number.  A few numbers are kept per held-out example, output
-    and class.
-  - The weights of the model are left unchanged, bit for bit.
-
-The best iterate of a run without privacy, by the loss of rows that train nothing.
-
-Noise and clip keep a private model from learning rows by heart.  A model without them
-may be at its best long before the last step, and a comparison with its last iterate
-would flatter privacy.  So about a tenth of the training rows train nothing; the model
-is the iterate, among those of the curve, with the least loss on them.  Rows for the
-evaluation have no say.
-
-Public: the number of the step.  Sensitive: rows and losses.
 """
 
 from __future__ import annotations

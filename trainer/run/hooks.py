@@ -1,7 +1,6 @@
 """The hooks of a run's method, and the bounded sum that is made of them.
 
-The contract of a step; the rest of a training method is a `settings.methods.Method`.
-
+The hooks define a step; the rest of a training method is a `settings.methods.Method`.
 A method brings the gradient of each example, a function of this row and of earlier
 releases alone, and never learns the clip: ``bounded_sum`` clips.  A method's own
 optimizer prepares each step from earlier releases and drawn values alone: it is given

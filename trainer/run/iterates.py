@@ -1,23 +1,17 @@
 """The kept iterates of a finished run: their averages, metrics, models and intervals.
 
-Iterates of a run, kept in its folder for use after training.
-
     RUN/iterates/step-00000120.npz   the trainable weights after 120 steps
 
 An iterate is as public as the model: the guarantee of a private run is for all of its
 iterates together.  Optimizer slots and noise are not in it.  ``numpy.load`` reads it;
-its arrays, in order, are the ``trainable_weights`` of the exported Keras model.
-
-The kept steps are known before the run: their number bounds the disk space.  A file is
+its arrays, in order, are the ``trainable_weights`` of the exported Keras model.  The
+kept steps are known before the run: their number bounds the disk space.  A file is
 complete or absent, and is written when its state is committed.
 
-Public: iterates.
-
-Aggregates of the last k iterates of a finished run.
-
-theta_1, ..., theta_k are the kept iterates, oldest first; p_i(x) is the prediction of
-theta_i for example x: the probability of label 1, the probabilities of all classes, or
-for any other loss the output of the network.  Several outputs are treated separately.
+*Averages.*  theta_1, ..., theta_k are the kept iterates, oldest first; p_i(x) is the
+prediction of theta_i for example x: the probability of label 1, the probabilities of
+all classes, or for any other loss the output of the network.  Several outputs are
+treated separately.
 
     past EMA   average_1 = theta_1
                average_i = (1 - beta_i) average_{i-1} + beta_i theta_i,
@@ -29,42 +23,26 @@ for any other loss the output of the network.  Several outputs are treated separ
 
 With these beta_i the weight of theta_i is d^(k-i) (1 - d) / (1 - d^k), without the
 usual extra weight of the oldest iterate; d = 0 is the last iterate, and d -> 1 is UPA.
-The paper leaves beta open.
+The paper leaves beta open.  Sums are formed in double precision, of one iterate at a
+time: memory does not depend on the number of iterates, and holds a few numbers per
+held-out example, output and class.  Logits of OPA are finite where all logits are.
 
-Formal guarantees:
-  - ``ema_weights`` sum to 1 and do not decrease from the oldest to the newest.
-  - ``weighted_mean`` forms its sums in double precision, and holds one iterate and the
-    sums, however many iterates there are.
-  - ``Outputs`` holds a fixed number of values per example and class, however many
-    iterates there are; logits of OPA are finite where all logits are.
-
-Public: everything, if the iterates are public and the held-out examples need no
-protection.
-
-References:
-  Shejwalkar et al. (2025), arXiv:2210.01864, sections 3 and 5.
-
-Variation of predictions due to noise, from the last k iterates of one run.
+*Intervals* show how predictions vary due to noise:
 
     pbar = (p_1 + ... + p_k) / k          S^2 = sum (p_i - pbar)^2 / (k - 1)
     interval at level L:  pbar +- t S / sqrt(k),  clipped to [0, 1] for probabilities,
 
 where t is the (1 + L) / 2 quantile of Student's distribution with k - 1 degrees of
-freedom, and p_1, ..., p_k are the predictions of the kept iterates for one held-out
-example: the probability of label 1, that of each class, or any other output of the
-network.  The level holds for each interval alone, not for all classes together.
+freedom.  For independent normal predictions the interval, before clipping, covers their
+mean with probability L; iterates are only approximately independent and normal.  The
+level holds for each interval alone, not for all classes together.  S^2 approximates the
+variance over runs for late and distant kept iterates (section 5 of the paper); it is
+smaller if they are close together.
 
-Formal guarantees:
-  - For k independent normal predictions the interval, before clipping, covers their
-    mean with probability L.  Iterates are only approximately so.
-
-S^2 approximates the variance over runs for late and distant kept iterates (section 5 of
-the paper); it is smaller if they are close together.
-
-Public, if the held-out examples need no protection; rows are in their order.
+Public: everything, if the held-out examples need no protection.
 
 References:
-  Shejwalkar et al. (2025), arXiv:2210.01864, section 5.
+  Shejwalkar et al. (2025), arXiv:2210.01864, sections 3 and 5.
 """
 
 from __future__ import annotations
@@ -103,7 +81,12 @@ class Iterates:
         return self.run / ITERATES_NAME / f"step-{step:08d}.npz"
 
     def keep(self, step: int, weights: Sequence[np.ndarray]) -> None:
-        """Writes the ``weights`` after ``step`` steps; see `load`."""
+        """Writes an iterate.
+
+        Args:
+          step: Number of steps before it.
+          weights: The trainable weights, in order.
+        """
         path = self.path(step)
         path.parent.mkdir(exist_ok=True)
         buffer = io.BytesIO()

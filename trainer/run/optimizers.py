@@ -1,6 +1,6 @@
 """Optimizers, and learning rates that follow a schedule over the run.
 
-Adam whose second moment has a floor under the root.
+*Adam with a floor* under the root of its second moment:
 
     m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) (g^2 + floor^2)
     w <- w - rate * m^ / (sqrt(v^) + 1e-7)         m^, v^: without the bias of the start
@@ -9,15 +9,10 @@ A gradient with noise has the same noise in every coordinate, and v^ of a coordi
 mostly the square of that noise, which is public.  What varies between coordinates is
 then chance, most of all in the first steps, and the few large gradients, which the root
 shrinks to the size of the others.  A floor of a few times the noise leaves the chance
-out: coordinates below it move as with momentum, and those above it as with Adam.
+out: coordinates below it move as with momentum, and those above it as with Adam.  The
+floor is a function of the plan, hence public.
 
-Public: the floor, which is a function of the plan.
-
-References:
-  Tang, Shpilevskiy, Lecuyer (2024), arXiv:2312.14334, that noise dominates v^, so that
-  Adam is momentum with another rate.  They subtract the noise from v^ to undo this.
-
-Keras optimizers, and learning rates that follow a schedule over the run.
+*Learning rates*, for step t of the run:
 
     warm-up     rate * (t + 1) / warmup_steps                        t < warmup_steps
     constant    rate
@@ -25,14 +20,15 @@ Keras optimizers, and learning rates that follow a schedule over the run.
     trapezoid   constant in the first half of the steps, linear in the second
 
 With ``--optimizer module:function``, ``function(learning_rate)`` returns a Keras
-optimizer; the learning rate is a number or a Keras schedule.
-
-Formal guarantees:
-  - The rate of a step is a function of the settings, the number of steps and the step.
-    The step is a variable of the optimizer, which a checkpoint holds: a run that
-    goes on has the same rates.
+optimizer; the learning rate is a number or a Keras schedule.  The rate of a step is a
+function of the settings, the number of steps and the step.  The step is a variable of
+the optimizer, which a checkpoint holds: a run that goes on has the same rates.
 
 Public: everything here.
+
+References:
+  Tang, Shpilevskiy, Lecuyer (2024), arXiv:2312.14334, that noise dominates v^, so that
+  Adam is momentum with another rate.  They subtract the noise from v^ to undo this.
 """
 
 from __future__ import annotations

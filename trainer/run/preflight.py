@@ -1,11 +1,9 @@
 """The checks of a run that precede any work and need no TensorFlow.
 
-Formal guarantees:
-  - ``check`` writes nothing.
-  - Its result is consistent: the manifest is unchanged, the batch files exist, the
-    held-out examples have its columns and are in none of the files that the batches
-    were sampled from, the noise multiplier meets the target for its plan, and the
-    output folder is new, or that of an unfinished run.
+`check` writes nothing.  It refuses a request unless the manifest is unchanged, the
+batch files exist, the held-out examples have the columns of the batches and are in none
+of the files that these were sampled from, the noise multiplier meets the target for the
+plan, and the output folder is new, or that of an unfinished run.
 
 Public: everything.
 """

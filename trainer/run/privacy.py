@@ -1,16 +1,14 @@
 """The privacy of a run, computed by ``accounting`` from what was executed.
 
-The statement of a run that stopped before its plan ended.
-
-The weights after k of T steps are a function of the iterates after 1, ..., T steps.  So
-the epsilon of the whole plan bounds the release, even if released iterates, for example
-their validation metrics, decided when to stop.  The epsilon of k steps does not: it is
-for a k that is fixed in advance.
+A run may stop before its plan ends.  The weights after k of T steps are a function of
+the iterates after 1, ..., T steps.  So the epsilon of the whole plan bounds the
+release, even if released iterates, for example their validation metrics, decided when
+to stop.  The epsilon of k steps does not: it is for a k that is fixed in advance.
 
 Formal guarantees:
-  - A run that stopped early has no statement by a method whose guarantee is not of
-    released noisy sums.
   - A ``StoppedStatement`` claims the epsilon of the whole plan, and says so.
+  - A run that stopped early has no statement if the guarantee of its method is not one
+    of released noisy sums.
 
 Public: everything here.
 """
@@ -218,7 +216,12 @@ def check_run(
 ) -> tuple[float, float]:
     """Returns noise multiplier and delta of a private run that executed its plan.
 
-    Arguments as for `run_statement` and as for `check_execution`.
+    Args:
+      record: Record of the run.
+      manifest: Manifest of the batches.
+      delta: Delta to state; that of the record if None.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
+      allow_stopped: Whether to accept a run of the first steps of the plan.
 
     Raises:
       InputError: the run is not private, not complete, or of other batches, or there

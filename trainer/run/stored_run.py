@@ -1,13 +1,10 @@
 """A run whose folder is in a store: made in a folder here, and copied there.
 
-Its checkpoints are in the store from the start (see ``trainer.training_loop``); its
-public files are copied there after each commit.
-
-Formal guarantees:
-  - A run that is killed at any moment goes on from its last checkpoint in the store, on
-    any machine.
-  - The record says "complete" when all results are there.
-  - Of two runs that write to one folder, at most one goes on after its next checkpoint.
+Checkpoints are in the store from the start (see ``trainer.training_loop``), and public
+files are copied there after each commit.  So a run that is killed at any moment goes on
+from its last checkpoint in the store, on any machine.  The record says "complete" when
+all results are there.  If two runs write to one folder, at most one goes on after its
+next checkpoint.
 
 Public: what is outside of ``private``, as in the folder here.
 """
