@@ -2,10 +2,9 @@
 
     from dpsgd import DpSgdPlan, accountant, read_batches
 
-Formal guarantees:
-  - ``import dpsgd`` loads neither NumPy nor a framework; a name loads only what it
-    needs (``read_batches`` neither Beam nor TensorFlow).
-  - A type checker sees under each name the object that the name has at run time.
+``import dpsgd`` loads neither NumPy nor a framework.  A name loads only what it needs:
+``read_batches`` loads neither Beam nor TensorFlow.  A type checker sees under each name
+the object that the name has at run time.
 """
 
 from __future__ import annotations

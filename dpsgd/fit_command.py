@@ -3,17 +3,15 @@
     OUT/fit.toml      the choices, for dpsgd fit --config
     OUT/schema.toml   ranges.toml   data/   batches/   run/   report.html
 
-What a person alone can know is asked for before any work, all of it at once.  Given
-again, the command goes on behind the stages that are done: see `fit_stages`.
+What a person alone can know is asked for before any work, all of it at once.  No value
+of the table is looked at to choose a kind, a size or a setting.  Given again, the
+command goes on after the stages that are done (see `fit_stages`); choices other than
+those that the folder began with are refused.  One process at a time works in a folder.
 
-Formal guarantees:
-  - No value of the table is looked at to choose a kind, a size or a setting.
-  - Model, metrics and ranges together have the epsilon and delta of the run where the
-    result says so: a row is in one part of the table, and each part gives one of them.
-    They are computed from the record of the run; edited ones are refused.
-  - The choices of a folder are those it began with, or it is refused.
-  - One process at a time makes the stages of a folder.
-  - *not* covered: other fits of the same table, whose epsilons add.
+Model, metrics and ranges together have the epsilon and delta of the run where the
+result says so: a row is in one part of the table, and each part gives one of them.
+Both are computed from the record of the run.  Other fits of the same table are not
+covered: their epsilons add.
 """
 
 from __future__ import annotations

@@ -6,19 +6,17 @@ A row is in one part of the table, and pays in that part alone:
     val      gives ranges of numeric columns (`dpsgd statistics`)
     test     is evaluated with noise (`dpsgd evaluate`)
 
-all with the same epsilon and delta, which are then those of everything together.
-Where a part has too few rows for them, there are no ranges, or no metrics.  Users are
-bounded in each part; how many rows of theirs a part has is not public, and is guessed
-from the public number and the shares of the parts.
+All parts have the same epsilon and delta, which are then those of everything together.
+A part with too few rows gives no ranges, or no metrics.  Users are bounded in each
+part; how many rows of theirs a part has is not public, and is guessed.
 
-Formal guarantees:
-  - What a stage is given depends on public values alone: the choices, numbers of rows,
-    the schema, and what earlier stages released.
-  - A stage is done when its last file is there, and is not made again.
-  - All stages are of one table: one that has changed since is refused, whose rows may
-    be in other parts.
-  - No message depends on what a row holds, unless it is malformed, or all rows for
-    training are of one class.
+What a stage is given depends on public values alone: the choices, numbers of rows, the
+schema, and what earlier stages released.  No message depends on what a row holds,
+unless it is malformed, or all rows for training are of one class.
+
+A stage is done when its last file is there, and is not made again.  All stages are of
+one table: a table that has changed since is refused, because its rows may be in other
+parts.
 
 Public: everything here.
 """
@@ -387,7 +385,11 @@ def has_users(text: str) -> bool:
 
 
 def published(run: pathlib.Path, asked: FitOptions) -> dict[str, Any]:
-    """Returns "metrics" and "privacy" of the run.
+    """Returns the run's metrics and its privacy, under "metrics" and "privacy".
+
+    Args:
+      run: Folder of the run.
+      asked: Options of the fit.
 
     Raises:
       InputError: a file is missing or damaged.
@@ -405,7 +407,13 @@ def published(run: pathlib.Path, asked: FitOptions) -> dict[str, Any]:
 
 
 def together(out: pathlib.Path, read: Mapping[str, Any], asked: FitOptions) -> str:
-    """Returns the claim of all that was released; empty if it is the run's alone."""
+    """Returns the claim of all that was released; empty if it is the run's alone.
+
+    Args:
+      out: Folder of the fit.
+      read: What `published` returned.
+      asked: Options of the fit.
+    """
     privacy, names = read["privacy"], ["model"]
     if "evaluation" in read["metrics"]:
         names.append("metrics")

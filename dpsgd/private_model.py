@@ -4,17 +4,16 @@
                          epsilon=3)
 
 The batch job of `dpsgd batches` samples the batches of the whole run, in a process of
-its own.  They lie in the private folder of the run, since they are the rows:
+its own.  Batches hold rows, so they lie in the private folder of the run:
 
     RUN/private/data.parquet   the columns, if they were in memory
     RUN/private/batches/       the batches
     RUN/private/made_of.json   digests of data and settings, which they are made of
 
-Formal guarantees:
-  - The columns are those that the model takes, before anything is written.
-  - Batches are made once.  A call with the same data and settings finishes them, or
-    takes them as they are; with others it is refused, as models may wait for them.
-  - Nothing outside of RUN/private depends on a row, until the model trains.
+Before anything is written, the columns are checked to be those that the model takes.
+Batches are made once.  A call with the same data and settings finishes the batches, or
+takes them as they are; a call with others is refused, as models may wait for them.
+Until the model trains, nothing outside of RUN/private depends on a row.
 
 Public: sizes, columns and settings.  Sensitive: the files above.
 """
