@@ -519,7 +519,7 @@ def check_values(axis: str, values: tuple[float, ...]) -> tuple[float, ...]:
       values: At least one.
 
     Raises:
-      InputError: no value, a value out of range, or one that must be an integer.
+      InputError: there is no value, or one is out of range or should be an integer.
     """
     check_choice("sweep", axis, tuple(AXES))
     if not values:

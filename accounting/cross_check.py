@@ -42,7 +42,7 @@ class SecondOpinion:
     """What dp_accounting says.
 
     Attributes:
-      source: Its name and version.
+      source: Name and version of dp_accounting.
       event: The event that it was asked about, in words.
       epsilon: Its epsilon; infinite if it proves nothing.
     """

@@ -438,7 +438,7 @@ def epsilon(
       **unit: Relation and privacy unit, as for `accountant.epsilon`.
 
     Raises:
-      InputError: as of the accountant, or a sampler without lower bounds.
+      InputError: as for the accountant, or the sampler has no lower bounds.
     """
     asked = {"noise_multiplier": noise_multiplier, **unit}
     found = accountant.epsilon(plan, delta=delta, **asked)

@@ -140,7 +140,7 @@ def noise_of_best(
       law: Law of the number of runs.
       epsilon: Target, above 0.
       delta: In (0, 1).
-      guess: Where the search begins, above 0.
+      guess: Noise multiplier at which the search begins, above 0.
       say: Gets a line for each noise multiplier that is tried.
     """
 

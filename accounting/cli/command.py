@@ -295,7 +295,7 @@ def app_of_all(name: str, functions: Mapping[str, Callable[..., Any]]) -> App:
 
     Args:
       name: Name of the program.
-      functions: Its commands by name.
+      functions: Commands by name.
     """
     app = App(name=name, **APP_OPTIONS)
     for command, function in functions.items():

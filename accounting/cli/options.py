@@ -108,7 +108,7 @@ def check_delta(delta: float | None, allow_large: bool) -> None:
       allow_large: Whether the user accepts a large one.
 
     Raises:
-      InputError: it is out of range.
+      InputError: the delta is out of range.
     """
     if delta is not None:
         check_claimed_delta(delta, allow_large=allow_large)

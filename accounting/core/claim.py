@@ -191,7 +191,7 @@ def plan_of_all(plan: DpSgdPlan, of_runs: int, theorem: Theorem | None) -> DpSgd
     """Returns the plan whose epsilon is that of several runs together.
 
     Args:
-      plan: Of each run.
+      plan: The plan of each run.
       of_runs: Number of runs.
       theorem: The theorem of the training method; None for DP-SGD's.
 

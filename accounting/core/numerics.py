@@ -37,7 +37,7 @@ def threshold(
     Args:
       excess: Function of a number >= 0.  It falls, but need not be exactly monotone or
         smooth.
-      guess: Where the search starts.
+      guess: Point at which the search starts.
       relative: Largest length of the interval over its upper end; 0 for adjacent
         floating-point numbers.
       stride: First factor by which the search moves away from ``guess``; squared at

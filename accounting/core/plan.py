@@ -460,7 +460,7 @@ def rules(sampler: str) -> PlanRules:
     """Returns what the plans of a sampler must satisfy.
 
     Raises:
-      InputError: no such sampler.
+      InputError: there is no such sampler.
     """
     return _RULES[check_choice("sampler", sampler, names())]
 
@@ -469,7 +469,8 @@ def register_rules(sampler: str, found: PlanRules) -> None:
     """Registers, in this process, what plans of a sampler must satisfy.
 
     Args:
-      sampler: Its name, which must not be taken; see `sampler_registry.register`.
+      sampler: Name of the sampler, which must not be taken; see
+        `sampler_registry.register`.
       found: What a plan must satisfy.
 
     Raises:

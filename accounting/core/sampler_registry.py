@@ -156,7 +156,7 @@ def get(name: str) -> Sampler:
     """Returns a sampler.
 
     Raises:
-      InputError: no such sampler.
+      InputError: there is no such sampler.
     """
     sampler = _SAMPLERS[check_choice("sampler", name, names())]
     if isinstance(sampler, Sampler):

@@ -143,7 +143,7 @@ def public_name(name: str, hint: Any) -> str:
 
     Args:
       name: Name of the field.
-      hint: Its annotation, which may give its option another name.
+      hint: Annotation of the field, which may give the option another name.
     """
     for each in typing.get_args(hint):
         for option in getattr(each, "name", None) or ():
@@ -170,7 +170,7 @@ def checked(name: str, value: Any, check: Callable[[Any], Any]) -> Any:
 
     Args:
       name: Name of the setting.
-      value: Its value.
+      value: Value of the setting.
       check: ``validate_python`` of a `pydantic.TypeAdapter`.
 
     Raises:
