@@ -69,7 +69,7 @@ def certify(
 
     Args:
       directory: Folder that ``dpsgd batches`` wrote, local or in a store.
-      source: Its ``--input``.
+      source: The ``--input`` of the batches.
       key_file: File of its key; by default the one in ``directory``.
       memory_limit: Memory in bytes; by default ``default_memory``'s.
       progress: Called with ``FILES`` or ``STEPS``, what is done, and the total.

@@ -161,7 +161,7 @@ def read_manifest(directory: StrPath) -> Manifest:
     """Returns the manifest of a folder of batches.
 
     Raises:
-      InputError: missing, unfinished or damaged.
+      InputError: the manifest is missing, unfinished or damaged.
     """
     return stored(directory).manifest()
 
@@ -241,7 +241,7 @@ def write_certificate(
 
     Args:
       directory: Folder of the batches.
-      manifest: Their manifest.
+      manifest: Manifest of the batches.
       checksums: The checksums that were compared.
     """
     data = pretty_json(Certificate.of(manifest, checksums).to_json())
@@ -265,8 +265,8 @@ def check_certificate(
 
     Args:
       directory: Folder of the batches.
-      manifest: Their manifest.
-      checksums: Their checksums.
+      manifest: Manifest of the batches.
+      checksums: Checksums of the batches.
 
     Raises:
       InputError: unreadable, or about other batches.

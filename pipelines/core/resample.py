@@ -208,7 +208,7 @@ class Resampling:
         Args:
           columns: Columns of rows, by step and priority.
           step: The step.
-          start: Its first row.
+          start: First row of the step.
           end: The row after its last.
         """
         plan, size = self.sampler.plan, self.record_rows

@@ -45,7 +45,7 @@ def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> N
       remedy: What the user can do if it cannot be made private.
 
     Raises:
-      InputError, OSError: as `local_files.make_private_folder`.
+      InputError, OSError: as for `local_files.make_private_folder`.
     """
     if not is_remote(path):
         local_files.make_private_folder(path, follow=follow, remedy=remedy)
@@ -80,8 +80,9 @@ def check_folder(path: StrPath, option: str) -> None:
       option: Command-line option that named it.
 
     Raises:
-      InputError: it is below a file, its name is too long, or there is no access; in a
-        store, it has wildcards, or no name after the bucket's, or does not answer.
+      InputError: the path is below a file, its name is too long, or access is denied;
+        in a store, the path has wildcards, or no name after the bucket's, or the store
+        does not answer.
     """
     text = absolute(path)
     place = text.rpartition(SCHEME)[2]
@@ -97,7 +98,7 @@ def check_folder(path: StrPath, option: str) -> None:
 def _refuse_used(path: pathlib.Path) -> None:
     """Refuses, by an InputError, a path with anything but an empty folder.
 
-    Nor can a mount point be replaced at the end of the work.
+    A mount point is refused, too: it cannot be replaced at the end of the work.
     """
     is_free = False
     with contextlib.suppress(OSError):
@@ -123,7 +124,7 @@ def check_new(
       remedy: What to do, for the message.
 
     Raises:
-      InputError: it exists, or its folder does not.
+      InputError: the path exists, or its folder does not.
     """
     check_local("--out", out)
     path = pathlib.Path(out)
@@ -146,7 +147,7 @@ def output_file(
 
     Raises:
       InputError: ``out`` exists.
-      OSError: no room, no access, or no folder.
+      OSError: the disk is full, access is denied, or there is no folder.
     """
     check_new(out, overwrite=overwrite)
     with local_files.new_file(os.fspath(out)) as write:

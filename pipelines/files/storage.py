@@ -106,7 +106,7 @@ def read_range(path: StrPath, start: int, size: int) -> bytes:
       size: Number of bytes.
 
     Raises:
-      OSError: as all here, or the file is too short.
+      OSError: as for all functions here, or the file is too short.
     """
     if is_remote(path):
         data = _stores().read_range(os.fspath(path), start, size)
@@ -137,10 +137,12 @@ def new_file(
 
 
 def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
-    """Writes a whole file; other arguments as for ``new_file``.
+    """Writes a whole file.
 
     Args:
+      path: Path in an existing folder; a file of that name is replaced.
       data: Contents of the file.
+      mode: Permissions on this machine; a store has its own access rules.
     """
     if is_remote(path):
         _ask(path, lambda files: files.pipe_file(path, bytes(data)))
@@ -161,7 +163,7 @@ def create(path: StrPath, data: bytes, *, mode: int = 0o644) -> bool:
       mode: Permissions on this machine.
 
     Raises:
-      OSError: as all here, or a file system without hard links.
+      OSError: as for all functions here, or the file system has no hard links.
     """
     if is_remote(path):
         try:
@@ -223,7 +225,7 @@ def walk(
         and is listed as a whole.
 
     Raises:
-      OSError: as all here, or links lead into a circle.
+      OSError: as for all functions here, or links lead into a circle.
     """
     if is_remote(folder):
         root = absolute(folder)

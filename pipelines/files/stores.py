@@ -83,7 +83,7 @@ def ask(path: str, operation: Callable[[Any], Any]) -> Any:
       operation: Asks the file system that it is given.
 
     Raises:
-      InputError: as `file_system`.
+      InputError: as for `file_system`.
       OSError: the store refuses, or fails for too long.
     """
     files = file_system(path)

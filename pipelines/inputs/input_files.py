@@ -51,7 +51,7 @@ def find_files(
       Path of each, and its name relative to the input.
 
     Raises:
-      InputError: there is no file, or one that the guarantees above refuse.
+      InputError: there is no file, or one is refused, as the module's docstring says.
     """
     try:
         root, names = _root_and_names(pattern)

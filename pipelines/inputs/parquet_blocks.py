@@ -246,7 +246,7 @@ def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
       path: Path of the files, for messages.
 
     Raises:
-      InputError: it is not a JSON object.
+      InputError: the description is no JSON object.
     """
     text = (schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}")
     try:
@@ -387,7 +387,7 @@ def check_count(bounded: Bounded, num_rows: int, option: str) -> None:
       option: Flag that gave the files, for messages.
 
     Raises:
-      InputError: there are more.
+      InputError: there are more rows than the bound.
     """
     if num_rows > bounded.num_examples:
         raise InputError(

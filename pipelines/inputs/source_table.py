@@ -51,7 +51,7 @@ def open_listed(path: str) -> IO[bytes] | pa.NativeFile:
     """Returns an open file of an input.
 
     Raises:
-      InputError: it cannot be read.
+      InputError: a file cannot be read.
     """
     import pyarrow as pa  # `dpsgd fit --help` needs none
 
@@ -69,7 +69,7 @@ def footer_digest_of(file: IO[bytes] | pa.NativeFile, path: str) -> str:
 
     Args:
       file: The file.
-      path: Its path, for messages.
+      path: Path of the file, for messages.
     """
     file.seek(0, 2)
     size = file.tell()

@@ -91,8 +91,8 @@ def _run_jobs(
 def _no_signals_for_beam() -> Iterator[None]:
     """Keeps the job server that Beam starts from installing a handler of SIGINT.
 
-    Only the main thread may, and ``stoppable`` does.  The server also stops when the
-    process exits.
+    Only the main thread may install one, and ``stoppable`` does.  The server also stops
+    when the process exits.
     """
     theirs: Any = types.SimpleNamespace(
         SIGINT=signal.SIGINT, getsignal=signal.getsignal, signal=lambda *_: None
@@ -122,7 +122,7 @@ def run_on_engine(
       items: Picklable items, which are spread over the workers.
 
     Raises:
-      InputError: as in ``run_to_end``.
+      InputError: as for ``run_to_end``.
     """
     pipeline = beam.Pipeline(options=options)
     _ = (

@@ -82,7 +82,7 @@ def checksum_path(directory: str, name: str) -> str:
 def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum | None:
     """Returns the checksum of a batch file; None if it is not finished.
 
-    A damaged checksum is that of a file which is to be made again.
+    A damaged checksum counts as none: its file is made again.
 
     Args:
       directory: Directory of the job.
@@ -114,7 +114,8 @@ def check_out(out: StrPath) -> None:
     """Refuses a folder that is neither empty nor an unfinished job.
 
     Raises:
-      InputError: it holds finished batches or other files, or cannot be a folder.
+      InputError: the folder holds finished batches or other files, or cannot be a
+        folder.
     """
     outputs.check_folder(out, "--out")
     with outputs.usable_folder(out, "--out"):
@@ -338,9 +339,10 @@ def finish_job(
 ) -> Manifest:
     """Writes checksums and manifest of an open job, and removes its temporary files.
 
-    Other arguments as for ``open_job``.
-
     Args:
+      out: The folder, local or in a store.
+      layout: From ``make_layout``.
+      dataset: The input.
       batches_id: From ``open_job``.
       spill: Folder of the spill, if it is not in ``out``.
 

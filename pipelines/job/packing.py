@@ -224,7 +224,7 @@ def sample_and_pack(
 
     Args:
       layout: Layout of the job.
-      sampler: Of the plan, with ``KnownInput.data_set_key``.
+      sampler: Sampler of the plan, with ``KnownInput.data_set_key``.
       blocks: Blocks to read, in order.
       is_listed: As in ``read_block``.
 

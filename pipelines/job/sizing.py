@@ -159,7 +159,7 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
       memory_limit: Memory in bytes.
 
     Raises:
-      InputError: not even one.
+      InputError: there is not even room for one.
     """
     each = _work_bytes(layout, dataset)
     shared = _BASE_BYTES + shuffle_bytes(layout.plan)

@@ -86,7 +86,7 @@ def write_spill(
 
     Raises:
       ValueError: a piece of another size.
-      OSError: no room, no access, or no folder.
+      OSError: the disk is full, access is denied, or there is no folder.
     """
     starts = np.cumsum([(len(sizes) + 1) * _OFFSET.itemsize, *sizes], dtype=_OFFSET)
     with new_file(path, mode=0o600, flush=flush) as write:

@@ -416,7 +416,7 @@ class Select:
         """Returns a name for an expression of names of lower levels.
 
         Args:
-          level: Its level, from 0.
+          level: Level of the expression, from 0.
           expression: The expression, or the name of a column at level 0.
         """
         known = self._levels[level]
@@ -436,7 +436,7 @@ class Select:
         """Adds an output.
 
         Args:
-          name: Its name.
+          name: Name of the output.
           expression: Expression.
           ids: How its texts become ids; None for numbers and texts that stay.
         """

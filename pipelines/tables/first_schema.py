@@ -82,14 +82,14 @@ def first_schema(
     Args:
       table: A file, a folder or a glob.
       label: Column to predict; empty if unknown.
-      classes: Its values, which are public; empty if unknown.
+      classes: Values of the label, which are public; empty if unknown.
       kinds: Name of a column -> its kind, where known.
       ranges: Name of a column -> its range, where known.  One of numbers makes it a
         number, or the label one that is predicted; one of dates makes it a date.
       options: How text is read.
 
     Raises:
-      InputError: no table, or a column that it does not have.
+      InputError: there is no table, or it does not have a column.
     """
     file = list_table(table)[0]
     options, kinds, ranges = options or InputOptions(), dict(kinds or {}), ranges or {}

@@ -258,7 +258,7 @@ def open_table(
       options: How it becomes Parquet.
 
     Raises:
-      InputError: no table, or columns that do not fit the schema.
+      InputError: there is no table, or its columns do not fit the schema.
     """
     schema = options.schema
     files = list_table(data)
@@ -292,7 +292,7 @@ def of_numbers(data: StrPath, user: str, **options: Any) -> TableOptions:
       **options: Other fields of `TableOptions`.
 
     Raises:
-      InputError: no table of numbers.
+      InputError: the input is no table of numbers.
     """
     file = list_table(data)[0]
     if file.format != PARQUET:
@@ -329,7 +329,8 @@ def prepare(
         and output under the same paths.  By default threads of this process.
 
     Raises:
-      InputError: as ``open_table``; malformed rows; no rows for training.
+      InputError: as for ``open_table``, or rows are malformed, or none are for
+        training.
     """
     schema, runtime = options.schema, runtime or Runtime()
     if users is not None:

@@ -98,7 +98,7 @@ class Pieces:
 
     Args:
       folder: The folder.
-      prefix: Of their names.
+      prefix: Beginning of the names.
       schema: Schema of the files.
       num_rows: Rows of a row group.
       num_groups: Row groups of a file, at most.

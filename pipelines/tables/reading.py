@@ -490,7 +490,7 @@ class RawInputs:
     needed.  All rows come in order: a malformed one is an error.
 
     Raises:
-      InputError: no table, or columns that do not fit the schema.
+      InputError: there is no table, or its columns do not fit the schema.
     """
 
     def __init__(

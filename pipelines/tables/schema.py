@@ -146,7 +146,7 @@ class Schema(Fields):
       input: How cells of text are read.
 
     Raises:
-      InputError: no label or several, or two outputs with one name.
+      InputError: there is no label or several, or two outputs have one name.
     """
 
     columns: dict[str, AnyKind] = Field(default_factory=dict)
@@ -239,7 +239,7 @@ class Schema(Fields):
           path: Path of the file; or one of ``KNOWN``.
 
         Raises:
-          InputError: no such file, not TOML, or not a schema.
+          InputError: there is no such file, or it is no TOML, or no schema.
         """
         try:
             if path in KNOWN:

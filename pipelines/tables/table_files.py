@@ -127,7 +127,7 @@ def list_table(pattern: StrPath) -> list[TableFile]:
       pattern: A file, a folder or a glob.
 
     Raises:
-      InputError: no file, only empty files, or different formats.
+      InputError: there is no file, all files are empty, or their formats differ.
     """
     pattern = os.fspath(pattern)
     found = sorted(find_files(pattern, suffix=""), key=lambda f: _natural(f[0]))
@@ -197,7 +197,8 @@ def columns_of(
       label: A column of a text without a header that may be left out.
 
     Raises:
-      InputError: no header, a name that occurs twice, or a row in place of a header.
+      InputError: there is no header, a name occurs twice, or a row is in place of a
+        header.
     """
     with plain_errors(file):
         if file.format == TEXT:
@@ -403,7 +404,7 @@ def connect(
 
     Args:
       num_threads: Number of its threads.
-      memory_limit: Its memory, in bytes.
+      memory_limit: Memory of the database, in bytes.
       folder: Private folder for what does not fit; empty for none.
     """
     database = duckdb.connect(

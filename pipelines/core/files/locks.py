@@ -73,8 +73,7 @@ def locked(folder: StrPath, out: StrPath) -> AbstractContextManager[None]:
       out: What the lock protects, for messages.
 
     Raises:
-      InputError: another process has the lock, or the file system has no locks.
-      OSError: the file cannot be made.
+      InputError, OSError: as for `lock_file`.
     """
     return _held(os.path.join(folder, LOCK_NAME), out)
 
@@ -83,7 +82,7 @@ def locked_beside(path: StrPath) -> AbstractContextManager[None]:
     """Locks a file that is to be replaced, by ``path.lock`` until the context ends.
 
     Raises:
-      InputError, OSError: as ``locked``.
+      InputError, OSError: as for `lock_file`, before anything else.
     """
     return _held(f"{path}.lock", path)
 
