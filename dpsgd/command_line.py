@@ -104,7 +104,7 @@ def function_of(name: str) -> Callable[..., Any]:
     """Imports a command.
 
     Args:
-      name: Its name, in ``COMMANDS``.
+      name: Name of the command, in ``COMMANDS``.
     """
     module, function = COMMANDS[name][0].split(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)

@@ -120,7 +120,7 @@ class Stage:
     Attributes:
       title: What it does, in words.
       last: File that is there when it is done; None to run it each time.
-      arguments: Of the command; empty for none.
+      arguments: Arguments of the command; empty for none.
       remedy: What to do, beside what the command says, if it fails.
     """
 
@@ -148,7 +148,7 @@ def sources_of(table: str) -> frozenset[str]:
       table: A file, a folder or a glob.
 
     Raises:
-      InputError: as `table_files.list_table`.
+      InputError: as for `table_files.list_table`.
     """
     from pipelines.inputs.source_table import source_digests  # after --help
     from pipelines.tables.table_files import list_table
@@ -355,7 +355,7 @@ def _check_classes(folder: pathlib.Path, schema: Any) -> None:
     """Refuses rows for training that are all of one class.
 
     Raises:
-      InputError: they are, and no model would learn anything of them.
+      InputError: all rows are of one class, and no model would learn anything of them.
     """
     if schema.label.task == REGRESSION:
         return

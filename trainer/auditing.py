@@ -320,7 +320,7 @@ def settings_of_plan(
 
     Args:
       plan: Plan by which the batches are made.
-      noise_multiplier: Its noise; None where the claim determines it.
+      noise_multiplier: Noise of the mechanism; None where the claim determines it.
       epsilon: The claim, in place of noise.
       delta: Delta of the claim.
       max_examples_per_user: Largest number of examples of a user; None for rows.

@@ -287,7 +287,7 @@ def in_order(function: Any) -> None:
       function: A ``ConcreteFunction``.
 
     Raises:
-      InputError: it watches a variable that it does not read.
+      InputError: the function watches a variable that it does not read.
     """
     graph = function.graph
     places = {id(handle): place for place, (handle, _) in enumerate(graph.captures)}
@@ -304,7 +304,7 @@ def check_numbers(saved_model: pathlib.Path) -> None:
     """Checks the names of the functions in a SavedModel.
 
     Args:
-      saved_model: Its folder.
+      saved_model: Folder of the SavedModel.
 
     Raises:
       InputError: one of them tells what the process computed.

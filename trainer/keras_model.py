@@ -465,7 +465,7 @@ class PrivateModel(keras.Model):
           model: A model that ``check_model`` accepted.
           settings: Settings of the run, with the name of the optimizer.
           optimizer: Keras optimizer.
-          described: Its entry in the record.
+          described: Entry of the optimizer in the record.
 
         Returns:
           The model of a step, over all views or rows of an example.

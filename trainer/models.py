@@ -67,7 +67,7 @@ def make_loss(name: str) -> Loss:
     """Returns the loss with a Keras name, or that of ``module:function``.
 
     Raises:
-      InputError: no such loss.
+      InputError: there is no such loss.
     """
     if ":" in name:
         return loss_of_ones_own(name, load_function(name, "loss"))
@@ -126,7 +126,7 @@ def make_trained(
       views: Views of an example.
 
     Raises:
-      InputError: as ``trained_model``, or per-example gradients cannot be computed.
+      InputError: as for ``trained_model``, or per-example gradients cannot be computed.
     """
     trained = trained_model(model, views)
     if trained is not model:

@@ -71,7 +71,7 @@ _RATES = ("learning_rate",)
 #: Seconds between checkpoints if no number of steps is given.
 _CHECKPOINT_SECONDS = 60.0
 
-#: What a run is gone on from.  None of it depends on values that are not committed.
+#: Errors after which a run may go on: none depends on values that are not committed.
 _INTERRUPTIONS = (
     KeyboardInterrupt, StoppedError, MemoryError, OSError, InterruptedRunError
 )  # fmt: skip
@@ -243,7 +243,7 @@ class Training:
         """Says what the noise of earlier steps takes, or refuses it.
 
         Raises:
-          InputError: it is more memory than this machine has.
+          InputError: the noise takes more memory than this machine has.
         """
         bands = len(self._bounded.bands)
         if bands == 1:
@@ -305,7 +305,7 @@ class Training:
         """Opens the folder of the run, at its last commit if there is one.
 
         Args:
-          held: What keeps other processes out of the folder until it is closed.
+          held: Keeps other processes out of the folder until it is closed.
           resumes: Whether the folder holds a run that was begun.
           settings: What else must be as when the run began, as JSON.
 
@@ -500,7 +500,7 @@ class Training:
         """Refuses further steps of a run that has ended, or that takes some now.
 
         Raises:
-          InputError: it has, or does.
+          InputError: the run has ended, or takes steps now.
         """
         session = self.session
         if self._has_ended:

@@ -3,7 +3,7 @@
 They send each other sums without noise, and digests, without encryption: their network
 must be private or encrypted.
 
-Formal guarantees, besides those of ``agreement``:
+Formal guarantees, besides those of ``worker_group``:
   - No wait of a run is endless: a worker that waits longer than the timeout says so,
     and the job ends.  Only a worker that is done waits without a limit, for others that
     are still writing; and all wait in MPI until the last one has started.

@@ -83,7 +83,7 @@ class Outcome:
       stddev: Sample standard deviation over the seeds; None for one seed.
       num_seeds: Number of runs of the case.
       others: Other metrics whose means over the seeds a reader should see.
-      warnings: Why a model of the case is not fit for use (see ``report.fitness``).
+      warnings: Why a model of the case is not fit for use (see ``run_files.warnings``).
     """
 
     sampler: str

@@ -90,8 +90,8 @@ class HeldOut:
       option: As given.
 
     Raises:
-      InputError: no file, no row, other columns, data prepared in another way, or a
-        file of the training examples.
+      InputError: there is no file or no row, columns or preparation are not those of
+        the batches, or a file is one of the training examples.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class HeldOut:
         """How users are bounded; None if they are not.
 
         Raises:
-          InputError: in another way in another file, or there may be more rows of one.
+          InputError: files bound users in different ways, or a user may have more rows.
         """
         first, *others = [Bounded.of(file.description) for file in self._files]
         if any(each != first for each in others):
@@ -203,7 +203,7 @@ class Evaluator:
 
     Attributes:
       held_out: The examples.
-      model: Their labels and loss.
+      model: Model with the labels and the loss.
       predict: Computes the outputs of the model's network.
       metric: A user's metric, reported beside those of the loss.
       target: What is predicted: numbers are evaluated in its unit.

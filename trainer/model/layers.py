@@ -97,7 +97,7 @@ def as_keras(model: Any) -> Any:
       model: A Keras model, or a ``tf.Module`` that can be called.
 
     Raises:
-      InputError: it is neither, as a model of Keras 2 is.
+      InputError: the model is neither, as one of Keras 2.
     """
     of_keras = isinstance(model, keras.Model) or hasattr(model, "compile")
     if isinstance(model, tf.Module) and callable(model) and not of_keras:
@@ -166,10 +166,10 @@ def _unrolled(
 
     Args:
       layer: A recurrent layer.
-      inner_loop: Its loop.
+      inner_loop: Loop of the layer.
       lengths: List to which the number of time steps is appended.
       sequences: Inputs, (batch, time, ...).
-      initial_state: Where the loop begins.
+      initial_state: State before the first time step.
       mask: Which time steps count, (batch, time); None for all.
       more: Other arguments of the loop.
     """

@@ -116,7 +116,7 @@ def loss_by_name(name: str) -> Loss:
     """Returns the loss with the Keras name ``name``; cross-entropies take logits.
 
     Raises:
-      InputError: no such loss.
+      InputError: there is no such loss.
     """
     check_choice("loss", name, tuple(LOSSES))
     return _KNOWN.get(name) or _single(name)
@@ -146,9 +146,9 @@ def loss_of_keras(
 ) -> Loss:
     """Returns the loss of ``compile(loss=..., loss_weights=...)``.
 
-    That of a row is what Keras computes for a batch of this row alone, whatever its
-    ``reduction``: a mean over the positions that count, or with "sum" and None, of
-    which Keras adds up the gradients, their sum.
+    The loss of a row is what Keras computes for a batch of this row alone, whatever its
+    ``reduction``: a mean over the positions that count, or their sum for "sum" and for
+    None, with which Keras adds up gradients.
 
     Args:
       loss: A name, an instance or a function, which returns one number per example, or

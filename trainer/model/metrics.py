@@ -119,8 +119,8 @@ def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
 def calibration_error(labels: np.ndarray, logits: np.ndarray) -> float:
     """Returns by how much probabilities differ from the shares of ones, on average.
 
-    Over ten groups of equally many rows of similar probability: Naeini et al. (2015),
-    "Obtaining well calibrated probabilities using Bayesian binning".
+    The average is over ten groups of equally many rows of similar probability: Naeini
+    et al. (2015), "Obtaining well calibrated probabilities using Bayesian binning".
 
     Args:
       labels: 0 or 1, (rows,).

@@ -100,14 +100,14 @@ def one_line_errors(what: str) -> Iterator[None]:
 
 
 def check_views(number: int, augment: Any) -> None:
-    """Accepts several views only beside what makes them.
+    """Refuses several views without an augmentation that makes them.
 
     Args:
       number: Number of views, at least 1.
-      augment: What makes them, or its name; None for nothing.
+      augment: The augmentation, or its name; None for none.
 
     Raises:
-      InputError: nothing makes them.
+      InputError: there is no augmentation.
     """
     if number > 1 and augment is None:
         raise InputError(

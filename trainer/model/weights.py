@@ -58,8 +58,8 @@ def start_at(file: str | None, variables: Sequence[Any]) -> dict[str, Any]:
       variables: The trainable ``tf.Variable``s, in order.
 
     Raises:
-      InputError: no such file, or not of one of the two formats; shapes differ, or
-        values are not finite real numbers.
+      InputError: there is no such file, it has neither of the two formats, shapes
+        differ, or values are not finite real numbers.
     """
     if file is None:
         return {}

@@ -18,7 +18,7 @@ or, for averages of outputs,
 
     opa    the mean over the kept iterates: probability, probabilities of all classes,
            or outputs by name; with intervals also stddev over the iterates, low and
-           high (see ``uncertainty``)
+           high (see ``trainer.run.iterates``)
     omv    vote_share, the share of votes for label 1 or for each class; the predicted
            class is that of most kept iterates
 
@@ -145,7 +145,7 @@ def open_rows(
       about a number of rows.
 
     Raises:
-      InputError: no table, or columns that the model cannot take.
+      InputError: there is no table, or the model cannot take its columns.
     """
     schema = schema_of(manifest)
     if schema is None or any(map(_is_prepared, table_files.list_table(str(path)))):

@@ -5,7 +5,7 @@
 Formal guarantees of the metrics:
   - They are (epsilon, delta)-private for one held-out row or user under zero-out, as
     functions of one Gaussian release.  For users there are two releases, of which the
-    first gives the sensitivity of the second: see `Price.most_rows`.
+    first gives the sensitivity of the second: see `EvaluationPrice.most_rows`.
   - Model and metrics together are private at the larger epsilon of both, at one delta,
     if no held-out row was trained on, scored runs, or gave statistics: a row that was
     trained on changes the model alone, and a held-out row changes the metrics alone.
@@ -24,13 +24,13 @@ Formal guarantees of the metrics:
   - *Not* covered: an error for a file that cannot be read, after which nothing is
     released; how long the evaluation took; other evaluations of the same rows.
 
-Formal guarantees of the `Price` of an evaluation:
+Formal guarantees of its price:
   - The noise is that of one Gaussian mechanism with the stated epsilon and delta.  For
     N runs that were declared together, it is that of N Gaussian mechanisms which
     together have this epsilon and delta: N Gaussian releases of one sensitivity are
     exactly one, with the noise of each divided by the root of N.
   - The number of rows of users is not public.  It is released first, and bounds the
-    sensitivity of the other sums: see `Price.most_rows`.
+    sensitivity of the other sums: see `EvaluationPrice.most_rows`.
 
 Public: settings, number of rows (not of users' rows), metrics.json.  Sensitive: rows
 and predictions.
@@ -124,13 +124,13 @@ def check_rows(
     """Refuses so few held-out rows that noise would hide every metric.
 
     Args:
-      rows: What is kept of them.
+      rows: What is kept of the held-out rows.
       noise_multiplier: As for `least_rows`.
-      num_rows: Their number, or a bound on it.
+      num_rows: Number of the held-out rows, or a bound on it.
       where: The flag that names them, with its value.
 
     Raises:
-      InputError: they are fewer than `least_rows`.
+      InputError: there are fewer rows than `least_rows`.
     """
     least = least_rows(rows, noise_multiplier)
     if num_rows < least:
@@ -162,8 +162,9 @@ class EvaluationPrice:
     """What an evaluation costs.
 
     Attributes:
-      epsilon: Of the metrics; of those of all runs that were declared together.
-      delta: Of metrics and models.
+      epsilon: Epsilon of the metrics, or of those of all runs that were declared
+        together.
+      delta: Delta of metrics and models.
       noise_multiplier: Noise standard deviation over the sensitivity of all sums.
       claim: The claim in two sentences.
       of_rows: Part of delta for a bound on the number of rows by a release of it.
@@ -188,7 +189,7 @@ class EvaluationPrice:
         """Returns the price of a run's only evaluation.
 
         Args:
-          epsilon: Of the metrics of all runs, above 0.
+          epsilon: Epsilon of the metrics of all runs, above 0.
           delta: In (0, 1).
           of_run: Epsilon of the models of all runs, at that delta.
           bounded: How the users of held-out rows are bounded; None if the unit is a

@@ -197,7 +197,7 @@ class KeptRows(abc.ABC):
 
         Args:
           labels: (rows,), or one-hot (rows, classes).
-          predictions: Of each row, as the class says.
+          predictions: Predictions of each row, as the class says.
         """
         self._num_rows += len(labels)
         with np.errstate(all="ignore"):  # what is not finite counts as the worst
@@ -353,7 +353,7 @@ def noise_of_mean(stddev: float, num_rows: float) -> float:
     """Returns the standard deviation of what `mean` returns.
 
     Args:
-      stddev: Of the noise of the sum.
+      stddev: Standard deviation of the noise of the sum.
       num_rows: Number of rows.
     """
     return stddev / _UNITS / num_rows

@@ -105,7 +105,7 @@ def noise_of_rank(stddev: float) -> float:
     """Returns the largest standard deviation of a number of values up to a place.
 
     Args:
-      stddev: Of the noise of each count.
+      stddev: Standard deviation of the noise of each count.
     """
     return stddev * math.sqrt(GROUP + 1)
 

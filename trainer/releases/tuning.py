@@ -86,9 +86,8 @@ class TuneRequest:
       out: Folder for the results.
       batches: How each run samples.
       candidates: Settings of the runs, with their noise.
-      law: Law of the number of runs.
-      asked: What the search is known by.
-      described: The fields of ``NAME``.
+      price: Price of the scores.
+      described: The fields of ``NAME`` before there is a winner.
     """
 
     out: pathlib.Path
@@ -273,8 +272,8 @@ class _State:
       rows: Digests of the training rows and of those that score.
       done: Number of runs that are scored.
       best: Index of the best run so far, -1 for none.
-      score: Its score, of which larger ones are better; None if it is the worst.
-      metrics: Of its release: value, and interval.
+      score: Score of the run, of which larger ones are better; None if it is the worst.
+      metrics: Metrics of the run's release: value, and interval.
     """
 
     runs: list[tuple[str, int]]

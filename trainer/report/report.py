@@ -145,7 +145,7 @@ class ReportTable:
       headings: Headings of the columns.
       rows: Rows with one text per column.
       left: Indices of left-aligned columns.
-      title: Its title in the terminal.
+      title: Title of the table in the terminal.
       notes: What explains it, as lines.
     """
 
@@ -162,7 +162,7 @@ class Report:
 
     Attributes:
       title: Title of the report.
-      tables: Its tables, in order.
+      tables: Tables of the report, in order.
       fields: All of it, JSON-serialisable.
       above: Lines above the tables.
       notes: Lines below the tables, most important first.

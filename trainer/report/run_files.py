@@ -95,7 +95,7 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
       path: Its ``metrics.json``.
 
     Raises:
-      InputError: missing, damaged, edited, or not of held-out examples.
+      InputError: the file is missing, damaged, edited, or not of held-out examples.
     """
     found = _read(path)
     of_averages = found.get("aggregates")
@@ -114,7 +114,7 @@ def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any
       names: Metrics that each point has.
 
     Raises:
-      InputError: as ``read_metrics``.
+      InputError: as for ``read_metrics``.
     """
     points, wanted = _read(path).get("points"), ("step", *names)
     if not isinstance(points, list) or not all(

@@ -150,7 +150,7 @@ def hooks_of(method: str) -> Hooks:
     """Returns what a method does in a step.
 
     Raises:
-      InputError: no such method, or it brings no ``Hooks``.
+      InputError: there is no such method, or it brings no ``Hooks``.
     """
     found = methods.get(method).hooks()
     if not isinstance(found, Hooks):

@@ -348,7 +348,7 @@ def interval_columns(
       level: Level of the intervals, in (0, 1).
 
     Raises:
-      InputError: as ``column_names``, which has the names of the arrays.
+      InputError: as for ``column_names``, which has the names of the arrays.
     """
     columns: dict[str, np.ndarray] = {}
     for name, names in column_names(list(outputs)).items():

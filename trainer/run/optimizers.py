@@ -68,7 +68,7 @@ class FlooredAdam(keras.optimizers.Adam):
         """Moves one variable.
 
         Args:
-          gradient: Its gradient.
+          gradient: Gradient of the variable.
           variable: The variable.
           learning_rate: Learning rate of the step.
         """
@@ -196,7 +196,7 @@ def optimizer_of_keras(optimizer: Any) -> Any:
       optimizer: Name, configuration or instance.
 
     Raises:
-      InputError: none of these, such as an optimizer of tf_keras.
+      InputError: the optimizer is none of these, such as one of tf_keras.
     """
     with contextlib.suppress(ValueError, TypeError):
         optimizer = keras.optimizers.get(optimizer)

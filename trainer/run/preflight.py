@@ -241,8 +241,8 @@ def _check_columns(manifest: Manifest, task: str) -> None:
 def check_files(directory: StrPath, manifest: Manifest) -> None:
     """Refuses a folder in which a batch file is missing or has another size.
 
-    So it does one with a certificate of other batches.  Digests are checked later, as
-    the files are read.
+    A folder with a certificate of other batches is refused, too.  Digests are checked
+    later, as the files are read.
 
     Args:
       directory: Folder of the batches, here or in a store.

@@ -119,7 +119,7 @@ class Method:
       hooks: Returns its `trainer.run.hooks.Hooks`; loads TensorFlow.
       whole_tables: `TrainSettings` -> why a step reads whole tables; None if it
         reads only its examples' rows.
-      accounting: Its accounting; `as_dp_sgd` if it releases noisy sums.
+      accounting: Accounting of the method; `as_dp_sgd` if it releases noisy sums.
       sentence: Its settings -> what is clipped, in words: a function of one example
         and of earlier releases.
       settings: A dataclass of its own settings; see `accounting.core.settings`.
@@ -225,7 +225,7 @@ def get(name: str) -> Method:
     """Returns the method with a name.
 
     Raises:
-      InputError: no such method.
+      InputError: there is no such method.
     """
     remedy = "Import the module that registers it, if it is yours."
     return _ENTRIES[check_choice("method", name, names(), remedy=remedy)]
@@ -247,7 +247,7 @@ def theorem_of(
         without a run.
 
     Raises:
-      InputError: no such method, or it has no accounting.
+      InputError: there is no such method, or it has no accounting.
     """
     accounting = get(name).accounting
     if accounting is None:

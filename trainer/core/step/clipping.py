@@ -305,7 +305,7 @@ class ExampleGradients:
       chunk_rows: Number of rows at a time; None for all of a physical batch.
 
     Raises:
-      InputError: no claim is named, or an unknown one.
+      InputError: no claim is named, or an unknown one is.
     """
 
     def __init__(
