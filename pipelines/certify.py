@@ -70,13 +70,13 @@ def certify(
     Args:
       directory: Folder that ``dpsgd batches`` wrote, local or in a store.
       source: The ``--input`` of the batches.
-      key_file: File of its key; by default the one in ``directory``.
+      key_file: File of the sampling key; by default the one in ``directory``.
       memory_limit: Memory in bytes; by default ``default_memory``'s.
       progress: Called with ``FILES`` or ``STEPS``, what is done, and the total.
       say: Called with what the comparison costs, before it begins.
 
     Raises:
-      InputError: another key or input, or too little memory.
+      InputError: key or input are not those of the batches, or memory is too small.
     """
     manifest, checksums = read_manifest(directory), read_checksums(directory)
     resampled = _resampling(directory, manifest, source, key_file)

@@ -46,7 +46,7 @@ def check(batches: StrPath, run_id: str) -> None:
       run_id: Random id of the run; empty before it has one.  Sensitive.
 
     Raises:
-      InputError: another run has, or the mark cannot be read.
+      InputError: another run has taken the batches, or the mark cannot be read.
     """
     path = join(batches, PRIVATE_NAME, NAME)
     if find(path, read_bytes) is None:
@@ -77,10 +77,10 @@ def take(
       shared: Whether another run may have taken them.
 
     Returns:
-      That they could not be marked, and why, in a sentence; else nothing.
+      A sentence that says why the batches could not be marked; empty if they were.
 
     Raises:
-      InputError: as ``check``, unless they are ``shared``.
+      InputError: as for `check`, unless batches may be ``shared``.
     """
     path = join(batches, PRIVATE_NAME, NAME)
     mark = {**_HEADER, "run": _digest(run_id), "folder": absolute(folder)}

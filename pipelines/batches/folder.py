@@ -82,8 +82,8 @@ def read_batches(
       share: The parts of one of several workers, if not all.
 
     Raises:
-      InputError: missing, changed, incomplete or repeated data, or ``first_step`` is
-        out of range.
+      InputError: data are missing, changed, incomplete or repeated, or ``first_step``
+        is out of range.
     """
     found = stored(directory)
     return found.batches(
@@ -170,7 +170,7 @@ def read_checksums(directory: StrPath) -> Checksums:
     """Returns the checksums of a folder, after checking its manifest against them.
 
     Raises:
-      InputError: missing or damaged, or the manifest was edited.
+      InputError: the checksums are missing or damaged, or the manifest was edited.
     """
     return stored(directory).checksums()
 
@@ -224,7 +224,7 @@ def _digest_of_key(directory: StrPath) -> str:
 def is_same_key(directory: StrPath, checksums: Checksums) -> bool:
     """Whether the key file of a folder is the one that its batches were sampled with.
 
-    So it counts if the key was moved elsewhere.
+    A key that was moved elsewhere counts, too.
 
     Args:
       directory: Folder of the batches.
@@ -252,7 +252,7 @@ def read_certificate(directory: StrPath) -> Certificate | None:
     """Returns the certificate in a folder of batches or of a run; None without one.
 
     Raises:
-      InputError: unreadable, or not a certificate.
+      InputError: the file cannot be read, or is no certificate.
     """
     path = join(directory, CERTIFICATE_NAME)
     return Certificate.from_json(read_json(path)) if exists(path) else None
@@ -269,7 +269,7 @@ def check_certificate(
       checksums: Checksums of the batches.
 
     Raises:
-      InputError: unreadable, or about other batches.
+      InputError: the certificate cannot be read, or is about other batches.
     """
     found = read_certificate(directory)
     if found is None:

@@ -43,7 +43,7 @@ _MAX_THREADS = 4
 class Verification:
     """What was checked; each finding is one line.  All public.
 
-    ``certified`` if the folder holds a certificate of these batches.
+    ``certified`` says whether the folder holds a certificate of these batches.
     """
 
     num_files: int

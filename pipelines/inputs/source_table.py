@@ -124,8 +124,8 @@ class SourceTable:
           option: Flag that gave them, for messages.
 
         Raises:
-          InputError: a source file in common, and the same part, or parts that were
-            divided otherwise.
+          InputError: the tables have a source file in common, and the same part, or
+            parts that were divided otherwise.
         """
         if not (self.is_apart(other.sources) or self.is_held_out(other)):
             raise InputError(
@@ -147,14 +147,14 @@ class SourceTable:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> SourceTable:
-        """Returns the table whose fields these are; an unknown one of none."""
+        """Returns the table whose fields these are; an unknown one without fields."""
         return cls(**{**fields, "sources": tuple(fields.get("sources", ()))})
 
 
 def source_digests(paths: Iterable[str]) -> list[str]:
     """Returns digests of source files, which tell them from others.  Sensitive.
 
-    Of files that `dpsgd prepare` wrote they are those of the files that it read.
+    For files that `dpsgd prepare` wrote, they are digests of the files that it read.
 
     Args:
       paths: Files of this machine.

@@ -103,8 +103,9 @@ def bound_pieces(
       settings: Which rows are kept.
       key: Secret, 32 bytes.
       rows: Schema of the rows, without USER.
-      table: What tells the table and the split from others that this key bounds, such
-        as a digest of its files: choices are independent of theirs.
+      table: Names the table and the split among all that this key bounds, such as by a
+        digest of its files: choices for different names are independent.
+      limits: What the job may use.
       row_group_rows: Rows of a row group, at most.
       work: Private folder for what is spilled, and removed later.  Sensitive.
       memory_limit: Bytes; DuckDB has half of it, and 128 MiB of that for a thread.
@@ -112,7 +113,7 @@ def bound_pieces(
       on_progress: See ``OnProgress``.
 
     Raises:
-      InputError: too few slots; or no room in memory or on the disk.
+      InputError: there are too few slots, or memory or disk is full.
     """
     schema = bounded_schema(rows, settings, key, table)
     own_key = derive(key, "choice of rows", table)

@@ -520,7 +520,7 @@ class Cell:
         return "false"
 
     def text(self, reason: str) -> str:
-        """Returns the one text; what has none is a fault.
+        """Returns the one text; a cell that has none is a fault.
 
         Args:
           reason: What the column is then.
@@ -561,7 +561,7 @@ class Cell:
         return self.select.define(3, known_number(found, self.select.missing))
 
     def user_id(self) -> str:
-        """Returns the one text of a user's id; what is none is a fault."""
+        """Returns the one text of a user's id; a cell without an id is a fault."""
         define, missing, kind = self.select.define, self.select.missing, self.kind
         if self.family == TEXT:
             # nfkc is our function (see `reading`), for the few texts that need it.
@@ -580,7 +580,7 @@ class Cell:
         return found
 
     def time(self, form: str, zone: str, reason: str) -> str:
-        """Returns the time; what is none is a fault.
+        """Returns the time; a cell that is no time is a fault.
 
         Args:
           form: As for `time`.

@@ -101,8 +101,8 @@ class Pieces:
       prefix: Beginning of the names.
       schema: Schema of the files.
       num_rows: Rows of a row group.
-      num_groups: Row groups of a file, at most.
-      or_empty: Whether there is a file also of no rows.
+      num_groups: Row groups of a file.
+      or_empty: Whether a file is written even if there are no rows.
     """
 
     def __init__(
@@ -245,8 +245,8 @@ def columns_of(data: Any) -> dict[str, np.ndarray]:
         arrays.
 
     Raises:
-      InputError: something else, a column that does not hold numbers, missing values,
-        columns of different lengths, or no rows.
+      InputError: the data is something else, a column does not hold numbers or has
+        missing values, columns differ in length, or there are no rows.
     """
     if isinstance(data, pa.Table):
         named = list(zip(data.column_names, data.columns, strict=True))

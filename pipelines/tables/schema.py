@@ -267,7 +267,7 @@ class Schema(Fields):
           place: The file, for messages.
 
         Raises:
-          InputError: a wrong or unknown field.
+          InputError: a field is wrong or unknown.
         """
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise InputError(

@@ -106,7 +106,7 @@ def format_of(path: str) -> str:
     """Returns the format of a file, by its name; text for an unknown one.
 
     Raises:
-      InputError: an archive, a spreadsheet, or packed Parquet.
+      InputError: the file is an archive, a spreadsheet, or packed Parquet.
     """
     stem, ending = os.path.splitext(path.lower())
     if _REFUSED.search(path.lower()):
@@ -298,7 +298,8 @@ def _text_names(
 ) -> tuple[list[str], bool]:
     """Returns the names of the columns of a text, and whether its first row has them.
 
-    Of a schema with ``header`` a row of some of its names, each once, is no example.
+    If the schema has ``header``, a first row of some of its names, each once, is no
+    example.
     """
     names, header = _first_row(file, options), options.header
     known = set(names) & set(header)
