@@ -120,9 +120,11 @@ def export(
     *,
     average: str | None = None,
 ) -> None:
-    """Writes both formats and their signature; arguments as for `predicting_model`.
+    """Writes both formats and their signature.
 
     Args:
+      model: Model with the weights to export.
+      manifest: Manifest with the columns of the network's inputs.
       run: Folder of the run.
       average: Name of the average that the weights are; None for the last iterate.
     """
@@ -262,7 +264,7 @@ _NUMBERS = itertools.count(_FIRST)
 
 @contextlib.contextmanager
 def own_numbers() -> Iterator[None]:
-    """Names take their numbers meanwhile from a counter of exports, not the process."""
+    """Takes the numbers in names from a counter of exports, not of the process."""
     counter = pywrap_tfe.TFE_Py_UID
     pywrap_tfe.TFE_Py_UID = lambda: next(_NUMBERS)
     serialization_lib.id = _numbers()
@@ -307,7 +309,7 @@ def check_numbers(saved_model: pathlib.Path) -> None:
       saved_model: Folder of the SavedModel.
 
     Raises:
-      InputError: one of them tells what the process computed.
+      InputError: a name tells what the process computed.
     """
     found = saved_model_pb2.SavedModel()
     found.ParseFromString((saved_model / "saved_model.pb").read_bytes())

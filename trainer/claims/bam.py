@@ -71,7 +71,7 @@ def replaced_weights(model: TrainableModel, weights: Sequence[Any]) -> Iterator[
       weights: A tensor for each variable, in order and of its shape.
 
     Raises:
-      InputError: the model read one of its variables; raised at the end.
+      InputError: the model read one of its variables; it is raised at the end.
     """
     graph = tf.compat.v1.get_default_graph()
     num_before = len(graph.get_operations())

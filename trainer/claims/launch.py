@@ -55,7 +55,7 @@ def announced(environment: Mapping[str, str]) -> tuple[int, int]:
       ((1, 3), (0, 1))
 
     Raises:
-      InputError: an unknown launcher.
+      InputError: the launcher is unknown.
     """
     for name in _OF_OTHERS if _SIZE not in environment else ():
         if environment.get(name, "1") != "1":

@@ -72,7 +72,7 @@ class MixingOptimizer(MethodOptimizer):
       init_seed: Public seed of the signs of ``w_{-1} - w_0``.
 
     Raises:
-      InputError: ``mix_width`` out of range, or a variable with a constraint.
+      InputError: ``mix_width`` is out of range, or a variable has a constraint.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ def leave(workers: Workers, error: AgreedError | AgreedStopError) -> NoReturn:
 
     Raises:
       AgreedError, AgreedStopError: ``error``, at the chief.
-      SystemExit: at the others.
+      SystemExit: at the other workers.
     """
     if isinstance(error, AgreedStopError) and workers.count > 1:
         ignore_signals()  # the launcher's reaches each worker at a time of its own
@@ -146,7 +146,7 @@ def same_arrays(workers: Workers, arrays: Iterable[np.ndarray], step: int) -> No
       step: Number of steps that were taken.
 
     Raises:
-      AgreedError: names the workers that differ.
+      AgreedError: workers differ; the message names them.
     """
     if not isinstance(workers, Group):
         return

@@ -69,9 +69,9 @@ class Trial:
     """One run.
 
     Attributes:
-      name: Name of its folder.
-      batches: Name of the folder of its batches.
-      settings: Settings of its training.
+      name: Name of the run's folder.
+      batches: Name of the folder of the run's batches.
+      settings: Settings of the run's training.
     """
 
     name: str

@@ -120,7 +120,7 @@ class Quantiles:
 
     Attributes:
       missing: Estimated number of rows without a value.
-      present: The number of the others.
+      present: Estimated number of rows with a value.
     """
 
     def __init__(self, single: NoisySum, groups: NoisySum, num_rows: float) -> None:
@@ -191,7 +191,7 @@ class Counted:
         """Returns what is counted of rows.
 
         Args:
-          schema: How they were prepared.
+          schema: The schema that the rows were prepared with.
           most: As the attribute.
         """
         firsts = {name: schema.outputs_of(name)[0] for name in schema.inputs}

@@ -122,8 +122,8 @@ class StatisticsPrice:
 
     Attributes:
       counted: What is counted.
-      epsilon: For one unit, above 0; of all such statistics.
-      delta: In (0, 1); of all such statistics.
+      epsilon: Epsilon of all such statistics for one unit, above 0.
+      delta: Delta of all such statistics, in (0, 1).
       of_runs: Number of such statistics that have them together.
     """
 
@@ -181,8 +181,8 @@ def least_rows(
     """Returns the number of rows from which on ranges are found.
 
     Args:
-      schema: How they were prepared.
-      epsilon: For one of these rows, or users, above 0.
+      schema: The schema that the rows were prepared with.
+      epsilon: Epsilon for one of these rows, or users, above 0.
       delta: In (0, 1).
       most: Largest number of rows of one user; None if the unit is a row.
       of_runs: Number of such statistics that have them together.
@@ -246,7 +246,7 @@ def statistics(
         folder, a file or a glob).
       schema: The schema that they were prepared with.
       out: New file for the schema with what is found.
-      epsilon: For one row, above 0.
+      epsilon: Epsilon for one row, above 0.
       delta: In (0, 1).
       of_runs: Number of such statistics of these rows that have epsilon and delta
         together, declared before the first.

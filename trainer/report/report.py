@@ -146,7 +146,7 @@ class ReportTable:
       rows: Rows with one text per column.
       left: Indices of left-aligned columns.
       title: Title of the table in the terminal.
-      notes: What explains it, as lines.
+      notes: Lines that explain the table.
     """
 
     headings: Sequence[str]
@@ -166,7 +166,7 @@ class Report:
       fields: All of it, JSON-serialisable.
       above: Lines above the tables.
       notes: Lines below the tables, most important first.
-      stem: Name of its files, without suffix; empty if it is not written.
+      stem: Name of the report's files, without suffix; empty if none are written.
       draw: Name of a further file -> writes it; Markdown shows those that are PNG.
     """
 

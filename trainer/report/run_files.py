@@ -92,7 +92,7 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
     """Returns the metrics of a finished run.
 
     Args:
-      path: Its ``metrics.json``.
+      path: The ``metrics.json`` of a run.
 
     Raises:
       InputError: the file is missing, damaged, edited, or not of held-out examples.
@@ -110,7 +110,7 @@ def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any
     """Returns the points of the curve of a run: steps, and the named metrics.
 
     Args:
-      path: Its ``curve.json``.
+      path: The ``curve.json`` of a run.
       names: Metrics that each point has.
 
     Raises:
@@ -229,7 +229,7 @@ def write_serving(run: pathlib.Path, serving: Serving) -> None:
 def digest_of_folder(folder: pathlib.Path) -> str:
     """Returns a digest of the names and contents of all files of a SavedModel.
 
-    But for TensorFlow's own hashes, which have a random name beside them.
+    TensorFlow's own hashes, which have a random name beside them, are left out.
     """
     found = (path for path in folder.rglob("*") if path.name != "fingerprint.pb")
     files = sorted(path for path in found if path.is_file())
@@ -241,7 +241,7 @@ def read_serving(run: pathlib.Path) -> Serving:
     """Returns the signature of the exported models of a run.
 
     Raises:
-      InputError: there is none, or it is not of this format and version.
+      InputError: there is no signature, or it is not of this format and version.
     """
     remedy = "Name a folder that `dpsgd train` finished, or call export() of its model."
     found = read_json(run / SERVING_NAME, remedy=remedy)
