@@ -246,8 +246,8 @@ def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
     release a function of what they would have released otherwise.
 
     Runs at the same time are covered, too.  If no run reads results of another one that
-    has not ended, the runs can be put in an order.  Otherwise, steps of Poisson
-    sampling are rounds of their own, in whatever order they are taken.
+    has not ended, the runs are in some order.  And steps of Poisson sampling are rounds
+    of their own, in whatever order they are taken.
 
     The returned plan has N times E epochs, which may differ from what N T steps would
     fill: each run uses a row once in each of its own epochs.  Persistent shuffles are

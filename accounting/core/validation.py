@@ -6,7 +6,7 @@ row, a key, or a realised batch size.
 A mechanism that publishes each example in the clear with probability delta satisfies
 (0, delta)-differential privacy.  Of n examples it publishes n * delta on average, so
 delta must be well below 1/n: `delta_weakness` warns of a delta of 1/n or more, and
-`check_claimed_delta` refuses `LARGEST_DELTA` unless the user allows it.
+`check_claimed_delta` refuses `LARGEST_DELTA` or more unless the user allows it.
 """
 
 from __future__ import annotations
