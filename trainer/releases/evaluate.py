@@ -5,7 +5,7 @@
 Formal guarantees of the metrics:
   - They are (epsilon, delta)-private for one held-out row or user under zero-out, as
     functions of one Gaussian release.  For users there are two releases, of which the
-    first gives the sensitivity of the second: see `EvaluationPrice.most_rows`.
+    first gives the sensitivity of the second: see `most_rows`.
   - Model and metrics together are private at the larger epsilon of both, at one delta,
     if no held-out row was trained on, scored runs, or gave statistics: a row that was
     trained on changes the model alone, and a held-out row changes the metrics alone.
@@ -30,7 +30,7 @@ Formal guarantees of its price:
     together have this epsilon and delta: N Gaussian releases of one sensitivity are
     exactly one, with the noise of each divided by the root of N.
   - The number of rows of users is not public.  It is released first, and bounds the
-    sensitivity of the other sums: see `EvaluationPrice.most_rows`.
+    sensitivity of the other sums: see `most_rows`.
 
 Public: settings, number of rows (not of users' rows), metrics.json.  Sensitive: rows
 and predictions.
