@@ -92,6 +92,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core import sampler_registry
+from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -103,6 +104,9 @@ from accounting.core.samplers.truncated_poisson import TruncatedBounds
 
 #: c_j are multiples of its inverse.
 FINE = 1 << 10
+
+#: The theorem of this module, which reduces a run to the steps of one group.
+THEOREM = "steps of one group (BandMF, Choquette-Choo et al. 2023, Theorem 4)"
 
 
 def coefficients(bands: int) -> np.ndarray:
@@ -139,6 +143,8 @@ def _of_group(bound: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(bound)
     def of_group(plan: DpSgdPlan, *asked: Any) -> Any:
         found = bound(steps_of_an_example(plan), *asked)
+        if isinstance(found, Bounds | NoiseBounds):
+            found = dataclasses.replace(found, method=f"{THEOREM}: {found.method}")
         if getattr(found, "lower", None) is not None:
             # Noise of bands may be less, and the last steps may be of other groups.
             found = dataclasses.replace(found, lower=None)

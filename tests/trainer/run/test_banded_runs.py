@@ -122,6 +122,7 @@ def test_record_statement_and_epsilon_are_those_of_the_theorem(asked: Any) -> No
     assert "  relies on   the banded noise: each step took off a part" in text
     assert "noise of 4 bands added once per step" in text
     assert "of one of 4 groups in turn" in text
+    assert "(BandMF, Choquette-Choo et al. 2023, Theorem 4): " in text
     assert any("4 bands" in line and "MiB" in line for line in said.lines)
 
 
