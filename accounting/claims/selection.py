@@ -565,6 +565,11 @@ class Tuning:
         check_int("runs", self.num_runs, at_least=2, at_most=MOST_AS_GOOD)
         check_plan(self.plan)
 
+    @functools.cached_property
+    def _run(self) -> Callable[[float], Profile]:
+        """Noise multiplier -> profile of one run; a search asks for some twice."""
+        return functools.cache(functools.partial(profiles.run, self.plan))
+
     def at_noise(
         self, noise_multiplier: float, runs: NumberOfRuns | None = None
     ) -> Price:
@@ -574,7 +579,7 @@ class Tuning:
           noise_multiplier: Noise standard deviation over the clip norm, above 0.
           runs: Law of the number of runs; by default the one with the least epsilon.
         """
-        run = profiles.run(self.plan, noise_multiplier)
+        run = self._run(noise_multiplier)
         laws = self._laws() if runs is None else [runs]
         found = [(epsilon_of_best(run, law, self.delta), law) for law in laws]
         epsilon, law = min(found, key=lambda one: one[0])
@@ -605,7 +610,7 @@ class Tuning:
         say(f"noise multiplier {guess:.4g}")
         runs = self.at_noise(guess).runs
         found = noise_of_best(
-            lambda noise: profiles.run(self.plan, noise),
+            self._run,
             runs,
             **target,
             guess=guess,
