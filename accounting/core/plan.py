@@ -131,7 +131,7 @@ class DpSgdPlan:
         found, least = rules(self.sampler), self.expected_batch_size
         # A step with bands samples from one group, which must have enough examples.
         most = min(MOST_BANDS, self.num_examples // least)
-        instead = f"or take --sampler {TRUNCATED_POISSON}"
+        instead = f"lower --batch-size, or take --sampler {TRUNCATED_POISSON}"
         for name, is_needed, other, bounds, remedy in (
             ("truncated_batch_size", found.truncates, TRUNCATED_POISSON,
              (least, self.num_examples), "or auto"),
