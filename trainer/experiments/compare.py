@@ -363,14 +363,14 @@ def _lines(outcomes: Sequence[Outcome], axis: str) -> dict[str, list[Outcome]]:
 def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     unfit = [one.warnings[0] for one in outcomes if one.warnings]
     warned = [
-        f"warning: {len(unfit)} of {len(outcomes)} lines: {each}" for each in unfit
+        f"warning: {len(unfit)} of {len(outcomes)} lines: {each}" for each in unfit[:1]
     ]
     return [
         "eps ≤ is proven for these batches at the noise multiplier in column "
         "noise; no proof can give less than eps ≥. The columns after it are for "
         f"held-out examples: {over_seeds(outcomes[0].num_seeds)}.",
         *([PLAIN] if any(one.method == NON_PRIVATE for one in outcomes) else []),
-        *warned[:1],
+        *warned,
         COSTS,
     ]
 

@@ -129,11 +129,6 @@ class TrainableModel:
         labels = [Column(name=name, dtype="int8") for name in self.label_names]
         return (*found, *labels)
 
-    @property
-    def rows_per_example(self) -> int:
-        """Number of rows that the network computes per example."""
-        return 1
-
     def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
         """Returns the outputs: a tensor (batch, ...), or a dict of tensors.
 
@@ -254,11 +249,6 @@ class GroupedModel(TrainableModel):
     of_row: TrainableModel
     size: int
     by_row: frozenset[str]
-
-    @property
-    def rows_per_example(self) -> int:
-        """Number of rows that the network computes per example."""
-        return self.size * self.of_row.rows_per_example
 
     def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
         """Returns the outputs for all rows; see `TrainableModel.outputs`."""
