@@ -30,6 +30,10 @@ from accounting.core.samplers.cyclic_poisson import coefficients
 _MOST_BANDS = 16
 #: Fewer bands are preferred if their noise exceeds the least by at most this share.
 _ENOUGH = 0.05
+#: Steps for each band, at least: a run of fewer ends before the noise of its steps, which
+#: is larger, has cancelled.  In 16 runs of 40 steps at epsilon 8, AUC rose by 0.003 with 4
+#: bands and fell by 0.001 and 0.005 with 8 and 16; in 122 steps it rose by 0.005 with 16.
+_STEPS_PER_BAND = 7
 #: Decay of the average over steps, as in Adam's momentum.
 _MOMENTUM = 0.9
 #: Steps after which a step's noise has no part of that of the first.
@@ -135,6 +139,8 @@ def best_bands(
 ) -> Bands:
     """Returns the least power of two whose noise is within 5 % of the least.
 
+    There are at least seven steps for each band.
+
     Args:
       num_examples: n, slots of the data set.
       expected_batch_size: b, expected examples per step.
@@ -148,7 +154,12 @@ def best_bands(
     Raises:
       InputError: a value out of range.
     """
-    largest = min(most, _MOST_BANDS, max(1, num_examples // expected_batch_size))
+    largest = min(
+        most,
+        _MOST_BANDS,
+        max(1, num_examples // expected_batch_size),
+        max(1, num_steps // _STEPS_PER_BAND),
+    )
     found = []
     for bands in (2**power for power in range(largest.bit_length())):
         plan = DpSgdPlan(

@@ -203,6 +203,9 @@ TABLES = {
     "clicks, 500,000, five epochs, epsilon 1": _many_clicks(1.0, 625_000, 1024, 5),
     "clicks, 8 million, epsilon 1": _many_clicks(1.0, 10_000_000, 16384),
     "clicks, 8 million, epsilon 8": _many_clicks(8.0, 10_000_000, 16384),
+    "clicks, 8 million, five epochs, epsilon 1": _many_clicks(
+        1.0, 10_000_000, 16384, 5
+    ),
 }
 
 

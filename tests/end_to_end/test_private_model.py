@@ -251,7 +251,7 @@ OF_RULE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "bands"),
     [
-        ({}, 16),
+        ({}, 8),
         ({"bands": 1}, None),
         ({"bands": 3}, 3),
         ({"sampler": "balls-and-bins"}, None),
@@ -272,12 +272,12 @@ def test_bands_of_batches_that_are_there_count(jobs: list[Any]) -> None:
         again = dpsgd.make_private(
             network(), arrays(), **{**OF_RULE, "epsilon": target}
         )
-        assert again._training.session.manifest.plan.bands == 16
+        assert again._training.session.manifest.plan.bands == 8
     assert len(jobs) == 1
     fresh = dpsgd.make_private(
         network(), arrays(), run="fresh", **{**OF_RULE, "epsilon": 0.1}
     )
-    assert fresh._training.session.manifest.plan.bands != 16
+    assert fresh._training.session.manifest.plan.bands != 8
     with pytest.raises(InputError, match=r"the bands .*run=run.*another run="):
         dpsgd.make_private(network(), arrays(), **OF_RULE, bands=1)
 
