@@ -317,6 +317,7 @@ APP_OPTIONS: dict[str, Any] = {
     "group_arguments": REQUIRED,
     "exit_on_error": False,
     "print_error": False,
+    "suppress_keyboard_interrupt": False,  # they are StoppedErrors with a message
     "verbose": False,
     "result_action": "return_value",
 }

@@ -43,8 +43,8 @@ LEAVES_NOTHING = _AGAIN
 RESUMES = f"{_AGAIN.rstrip('.')}: it goes on where it stopped."
 
 
-class StoppedError(BaseException):
-    """A signal stopped the command.
+class StoppedError(KeyboardInterrupt):
+    """A signal stopped the command, or the cell of a notebook.
 
     Args:
       message: One line for the user.

@@ -164,4 +164,5 @@ def test_a_signal_ends_in_a_stopped_error(
         work(number)
     assert str(error.value) == "go on so"
     assert error.value.exit_status == 128 + number
+    assert isinstance(error.value, KeyboardInterrupt)  # as a notebook's user expects
     assert [signal.getsignal(number) for number in SIGNALS] == before
