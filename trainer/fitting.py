@@ -9,10 +9,10 @@ functions of them, such as metrics of validation data, learning rates, and histo
 weights.  Losses of training examples are not released, nor is the duration of a step,
 which depends on its number of examples.  So a callback that decides by a metric
 (``monitor``) must take one of validation data; within an epoch, where steps are not
-committed, none acts but Keras's own of progress; TensorBoard writes neither times of
-single steps nor profiles; and none goes back to a state of its own.  The user's own
-callbacks are not inspected: the privacy statement does not cover what they read in
-addition to weights and ``logs``.
+committed, no code but Keras's own is called; TensorBoard writes neither times of single
+steps nor profiles; and none goes back to a state of its own.  Of the user's own
+callbacks nothing else is inspected: the privacy statement does not cover what they read
+in addition to weights and ``logs``.
 
 *Validation data*: its metrics, and never those of training examples, are written to the
 files of the run, in the form of the files of ``dpsgd train``:
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -112,6 +113,13 @@ _VALIDATION = "val_"
 _OF_BATCHES = (
     "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"
 )  # fmt: skip
+#: Keras's callbacks whose code for every step uses the step's number alone.
+_WITHOUT_STEPS = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.TerminateOnNaN,
+)
 
 
 def check_callbacks(callbacks: Any, *, validates: bool) -> None:
@@ -155,17 +163,18 @@ def check_callbacks(callbacks: Any, *, validates: bool) -> None:
 
 
 def _sees_every_step(callback: Any) -> bool:
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return bool(callback.save_freq != "epoch")
-    if isinstance(callback, keras.callbacks.TensorBoard):
-        return bool(callback.update_freq != "epoch")
-    if type(callback) in (
-        keras.callbacks.ProgbarLogger,
-        keras.callbacks.TerminateOnNaN,
-    ):
-        return False  # they see the step's number alone
-    hooks = (getattr(callback, name) for name in _OF_BATCHES)
-    return any(not hasattr(hook, "_is_default") for hook in hooks)  # set by Keras
+    """Whether a callback has code for every step, or Keras's code that uses it."""
+    if getattr(callback, "save_freq", "epoch") != "epoch":  # of ModelCheckpoint
+        return True
+    if getattr(callback, "update_freq", "epoch") != "epoch":  # of TensorBoard
+        return True
+    # A subclass may have hooks of its own beside those of Keras's class.
+    kinds = (kind for kind in _WITHOUT_STEPS if isinstance(callback, kind))
+    known = next(kinds, keras.callbacks.Callback)
+    return any(
+        getattr(getattr(callback, name), "__func__", None) is not getattr(known, name)
+        for name in _OF_BATCHES
+    )
 
 
 def _check_tensorboard(callback: Any) -> None:
@@ -193,6 +202,20 @@ def _check_monitor(callback: Any, name: str, validates: bool) -> None:
             f"Expected validation_data in fit for {name}, which monitors {monitor!r}. "
             "Give validation_data=(x, y), of examples that are not trained on."
         )
+
+
+def numbers_of(history: Any) -> dict[str, Any]:
+    """Returns the epochs of Keras's ``History``, and its columns of numbers, as JSON.
+
+    Args:
+      history: A ``History``; callbacks may have added values of any kind to it.
+    """
+    columns = {
+        name: [float(value) for value in values]
+        for name, values in history.history.items()
+        if all(isinstance(value, numbers.Real) for value in values)
+    }
+    return {"epoch": [*history.epoch], "history": columns}
 
 
 def add_validation_point(

@@ -19,8 +19,9 @@ the package ``tensorboard``.
 
 To go on after the process was killed, run the same code again: the model opens the
 folder at its last checkpoint, calls of ``fit`` that had ended return at once, and the
-one that had not goes on to its end.  Callbacks begin anew; what they keep in Python is
-lost.  A run that an error has ended goes on in no process.
+one that had not goes on to its end, with weights and optimizer of the checkpoint,
+whatever code did before it.  Callbacks begin anew; what they keep in Python is lost.
+A run that an error has ended goes on in no process.
 
 What ``fit`` keeps to:
   - Every step of the plan is consumed at most once and in order, however often ``fit``
@@ -40,6 +41,7 @@ Public: weights and logs.  Sensitive: the rest.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -66,6 +68,7 @@ from trainer.fitting import (
     Epoch,
     add_validation_point,
     check_callbacks,
+    numbers_of,
     plan_epochs,
 )
 from trainer.model import weights as initial_weights_files
@@ -473,8 +476,8 @@ class PrivateModel(keras.Model):
         self._checked_model = model
         self._compiled_by = (settings, described)
         trained = models.make_trained(model, self._session.manifest, self._views)
-        sizes = (int(np.prod(v.shape)) for v in model.variables)
-        description = {**trained.description, "num_parameters": sum(sizes)}
+        self._num_parameters = sum(int(np.prod(v.shape)) for v in model.variables)
+        description = {**trained.description, "num_parameters": self._num_parameters}
         self._training.use(
             model,
             dataclasses.replace(trained, description=description),
@@ -543,7 +546,10 @@ class PrivateModel(keras.Model):
         size = self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch
         validate = functools.partial(self._validate, validation_data, validation_freq)
         given = {
-            "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": size
+            "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": size,
+            "optimizer": self._compiled_by[0].optimizer,
+            "loss": self._compiled().loss.name,
+            "num_parameters": self._num_parameters,
         }  # fmt: skip
         with self._opened(given) as (begun, plan):
             listed = keras.callbacks.CallbackList(
@@ -551,7 +557,9 @@ class PrivateModel(keras.Model):
                 verbose=1 if verbose == "auto" else verbose,
                 epochs=plan[-1].index + 1, steps=size,
             )  # fmt: skip
-            if not begun["ended"]:
+            if begun["ended"]:
+                self._recall()
+            else:
                 self._num_begun_here = self._num_fits + 1
                 try:
                     with self._training.attempt(plan[-1].end):
@@ -585,7 +593,7 @@ class PrivateModel(keras.Model):
         """Holds the folder of the run; yields the entry of ``fit``, and its epochs."""
         with contextlib.ExitStack() as own:
             held = own if self._held is None else self._held
-            is_known = self._session.is_open or not self._resumes
+            is_known = self._training.is_current or not self._resumes
             if not is_known:
                 self._open(held)
             begun = self._begun(**given)
@@ -609,7 +617,9 @@ class PrivateModel(keras.Model):
             # Not the name of their file, whose contents the record tells.
             "initial_weights": model.description.get("initial_weights"),
         }  # fmt: skip
-        self._training.open(held, resumes=resumes, settings=identity)
+        self._training.open(
+            held, resumes=resumes, settings=identity, fit=self._num_fits
+        )
 
     def _begun(self, **given: Any) -> dict[str, Any]:
         """Returns the entry of this call of ``fit``, which an earlier process may have.
@@ -662,24 +672,30 @@ class PrivateModel(keras.Model):
         training.commit()
         self.stop_training, logs = False, dict[str, Any]()
         listed.on_train_begin()
+        self._recall()
         for epoch in plan:
-            place = f"{self._num_fits}.{epoch.index}"
-            if max(training.shown, session.num_steps_executed - 1) >= epoch.end:
-                self.history.on_epoch_end(epoch.index, training.logs.get(place))
+            if training.shown >= epoch.end:
                 continue  # an earlier process has taken and shown it
+            training.rates = training.current_rates()
             listed.on_epoch_begin(epoch.index)
             self._epoch(epoch, listed)
             self._note_weights()
-            training.logs[place] = validate(epoch)
-            logs = dict(training.logs[place])
+            logs = validate(epoch)
             listed.on_epoch_end(epoch.index, logs)
-            training.shown = session.num_steps_executed
+            training.shown, training.rates = session.num_steps_executed, None
+            training.histories[str(self._num_fits)] = numbers_of(self.history)
             if training.agrees(self.stop_training):
                 break
         listed.on_train_end(logs)
         begun["ended"] = True
         if session.num_steps_executed < session.num_steps:
             training.commit()
+
+    def _recall(self) -> None:
+        """Sets the history to that of the epochs of this ``fit`` that were shown."""
+        found = self._training.histories.get(str(self._num_fits), {})
+        self.history.epoch = [*found.get("epoch", ())]
+        self.history.history |= copy.deepcopy(found.get("history", {}))
 
     def privacy_statement(self) -> Any:
         """Returns the statement of the executed steps; ``to_text()`` formats it.

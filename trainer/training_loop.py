@@ -68,13 +68,14 @@ from trainer.settings.train_settings import TrainSettings
 #: Names of Keras's variables that callbacks set.
 _RATES = ("learning_rate",)
 
+#: Groups of variables that are the same whatever is compiled.
+_OF_EVERY_FIT = ("weight", "average")
+
 #: Seconds between checkpoints if no number of steps is given.
 _CHECKPOINT_SECONDS = 60.0
 
 #: Errors after which a run may go on: none depends on values that are not committed.
-_INTERRUPTIONS = (
-    KeyboardInterrupt, StoppedError, MemoryError, OSError, InterruptedRunError
-)  # fmt: skip
+_INTERRUPTIONS = (KeyboardInterrupt, MemoryError, OSError, InterruptedRunError)
 
 
 def _files() -> Files:
@@ -110,8 +111,10 @@ class Training:
       best: The best iterate so far; None unless it is kept.
       iterates: The kept iterates of the folder.
       points: Metrics of held-out examples so far: dicts with ``step``.
-      logs: Metrics that ``fit`` validated by, by call and epoch.
+      histories: Keras's history of each call of ``fit``, of epochs that were shown.
       shown: Number of steps of the last state of which all was published.
+      rates: Learning rates before the epoch that is not shown yet; None between epochs.
+      is_current: Whether this process has all of the last commit.
     """
 
     def __init__(
@@ -150,8 +153,10 @@ class Training:
         self._saved_at = time.monotonic()
         self.best: BestIterate | None = None
         self.points: list[dict[str, Any]] = []
-        self.logs: dict[str, dict[str, Any]] = {}
+        self.histories: dict[str, dict[str, Any]] = {}
         self.shown = -1
+        self.rates: list[float] | None = None
+        self.is_current = False
         self._has_ended, self._is_at_work = False, False
         self._identity: dict[str, Any] = {}
 
@@ -300,14 +305,24 @@ class Training:
     # -- commits -------------------------------------------------------------------
 
     def open(
-        self, held: contextlib.ExitStack, *, resumes: bool, settings: Mapping[str, Any]
+        self,
+        held: contextlib.ExitStack,
+        *,
+        resumes: bool,
+        settings: Mapping[str, Any],
+        fit: int,
     ) -> None:
         """Opens the folder of the run, at its last commit if there is one.
+
+        A commit belongs to the call of ``fit`` that made it.  Code around earlier calls
+        runs again, and may compile others; so they get the weights alone, and that call
+        all of the commit, whatever code did in between.
 
         Args:
           held: Keeps other processes out of the folder until it is closed.
           resumes: Whether the folder holds a run that was begun.
           settings: What else must be as when the run began, as JSON.
+          fit: Number of calls of ``fit`` before this one.
 
         Raises:
           InputError: another process has the folder; or a run in it cannot go on with
@@ -329,15 +344,16 @@ class Training:
         self._stored = StoredRun(session.run, self._store)
         if self._workers.is_chief:
             self._stored.take()
-        if session.num_commits:  # by this process
+        if self.is_current:
             self._workers.together(self._check_newest)
             return
         # The chief alone knows whether it resumes; all of them meet here.
         state = self._workers.together(lambda: self._last() if resumes else None)
         if state is not None:
-            self._restore(state)
+            self._restore(state, is_earlier=fit + 1 < len(state.public["fits"]))
         self.share()
-        if resumes and session.num_commits:
+        self.is_current = fit + 1 >= len(session.fits)
+        if resumes and session.num_commits and self.is_current:
             self._reporter.say(f"continuing after step {session.num_steps_executed}")
 
     def _check_newest(self) -> None:
@@ -394,19 +410,22 @@ class Training:
             entry, arrays = (self._workers.chiefs(part) for part in own)
             self._restore(self._checkpoints.parse(entry, arrays))
 
-    def _restore(self, state: State) -> None:
-        """Sets everything to a committed state."""
-        if set(state.arrays) != set(self._variables) or any(
-            state.arrays[name].shape != tuple(variable.shape)
-            for name, variable in self._variables.items()
-        ):
+    def _restore(self, state: State, *, is_earlier: bool = False) -> None:
+        """Sets all to a committed state; for an earlier ``fit`` the weights alone."""
+        groups = _OF_EVERY_FIT if is_earlier else ("",)
+        shapes, committed = (
+            {name: tuple(one.shape) for name, one in found.items()
+             if name.startswith(groups)}
+            for found in (self._variables, state.arrays)
+        )  # fmt: skip
+        if shapes != committed:
             raise InputError(
                 f"Expected the model and optimizer of the run in {self.session.run}; "
                 "their weights have other numbers or shapes. Give the same as before, "
                 f"{OR_ANEW}"
             )
-        for name, variable in self._variables.items():
-            variable.assign(state.arrays[name])
+        for name in shapes:
+            self._variables[name].assign(state.arrays[name])
         if self._lazy is not None:
             self._lazy.forget()
         public, session = state.public, self.session
@@ -414,7 +433,11 @@ class Training:
         session.relied_on = tuple(public["relies_on"])
         session.fits[:] = public["fits"]
         self.points[:], self.shown = public["points"], public["shown"]
-        self.logs = public["logs"]
+        self.histories = public["histories"]
+        self.rates = None if is_earlier else public["rates"]
+        if self.rates is not None:
+            # The epoch begins again for callbacks, which may have set its rate.
+            self._set_rates(self.rates)
         session.num_commits = public["num_commits"]
         session.num_steps_committed = state.step
 
@@ -450,8 +473,9 @@ class Training:
                 "relies_on": [*session.relies_on],
                 "fits": session.fits,
                 "points": self.points,
-                "logs": self.logs,
+                "histories": self.histories,
                 "shown": self.shown,
+                "rates": self.rates,
             },
         )
 
@@ -479,12 +503,21 @@ class Training:
         """
         if self._workers.count == 1:
             return stop
-        rates = [one for one in self._optimizer.variables if one.name in _RATES]
-        mine = [stop, *(float(rate) for rate in rates)]
-        stop, *values = json.loads(self._workers.chiefs(json.dumps(mine).encode()))
-        for rate, value in zip(rates, values, strict=True):
-            rate.assign(value)
+        mine = json.dumps([stop, *self.current_rates()]).encode()
+        stop, *rates = json.loads(self._workers.chiefs(mine))
+        self._set_rates(rates)
         return stop
+
+    def current_rates(self) -> list[float]:
+        """Returns the learning rates, which callbacks may set."""
+        return [float(rate) for rate in self._rate_variables()]
+
+    def _set_rates(self, values: list[float]) -> None:
+        for rate, value in zip(self._rate_variables(), values, strict=True):
+            rate.assign(value)
+
+    def _rate_variables(self) -> list[Any]:
+        return [one for one in self._optimizer.variables if one.name in _RATES]
 
     def finish(self) -> None:
         """Ends a complete run: its record says so last."""

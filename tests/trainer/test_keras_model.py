@@ -385,6 +385,10 @@ class _Own(keras.callbacks.Callback):
     monitor = "loss"
 
 
+def _with_hook(kind: Any) -> Any:
+    return type("Seeing", (kind,), {"on_train_batch_end": print})
+
+
 def _dense(outputs: Any = None, *, name: str | None = "integers") -> Any:
     """A model of the integers; ``outputs`` makes them of two dense layers."""
     integers = keras.Input((13,), name=name)
@@ -553,6 +557,10 @@ _REFUSED_CALLBACKS: tuple[tuple[Any, str], ...] = (
     ),
     (lambda: keras.callbacks.ModelCheckpoint("x.keras", save_freq=3), "end of an ep"),
     (lambda: keras.callbacks.TensorBoard(update_freq="batch"), "end of an epoch"),
+    # Seen to fail: each saw the weights after every step, before their commit.
+    (lambda: _with_hook(keras.callbacks.ModelCheckpoint)("x.keras"), "end of an ep"),
+    (lambda: _with_hook(keras.callbacks.TensorBoard)("x"), "end of an epoch"),
+    (lambda: _with_hook(keras.callbacks.TerminateOnNaN)(), "end of an epoch"),
     (
         lambda: keras.callbacks.TensorBoard(write_steps_per_second=True),
         "write_steps_per_second=False",
@@ -617,3 +625,89 @@ def test_what_is_not_supported_is_refused_in_one_line(
     (tmp_path / "run" / "theirs").touch()
     with pytest.raises(InputError, match="new or empty"):
         private()
+
+
+class _KillAt(keras.callbacks.Callback):
+    """Kills, as far as a run can tell, after an epoch; keeps what its begin saw."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self._epoch, self.at_begin, self.at_end = epoch, [], []  # type: ignore[var-annotated]
+
+    def _state(self) -> list[Any]:
+        return [
+            v.numpy() for v in (*self.model.weights, *self.model.optimizer.variables)
+        ]
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.at_begin = self._state()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == self._epoch:
+            self.at_end = self._state()
+            raise KeyboardInterrupt
+
+
+def _freeze(model: PrivateModel) -> None:
+    model.network.layers[-1].trainable = True
+    model.network.layers[-1].bias.trainable = False
+
+
+#: What code may do between two calls of fit.
+_BETWEEN = {
+    "other weights are trained": (_freeze, keras.optimizers.Adam),
+    "another optimizer": (lambda model: None, keras.optimizers.SGD),
+    "the same compiled again": (lambda model: None, keras.optimizers.Adam),
+    "weights are set": (
+        lambda model: model.set_weights([0 * w + 7 for w in model.get_weights()]),
+        keras.optimizers.Adam,
+    ),
+}
+
+
+@pytest.mark.parametrize("between", _BETWEEN)
+def test_a_second_fit_goes_on_from_its_commit_whatever_is_between(
+    between: str, private: Any
+) -> None:
+    """Seen to fail: each was refused, or undid committed steps or the optimizer."""
+    change, optimizer = _BETWEEN[between]
+
+    def cell(kill: _KillAt) -> PrivateModel:
+        model = private()
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        model.fit(epochs=1, verbose=0)
+        change(model)
+        model.compile(optimizer(0.1), "mse")
+        model.fit(callbacks=[kill], verbose=0)
+        return model
+
+    killed, goes_on = _KillAt(0), _KillAt(9)
+    with pytest.raises(KeyboardInterrupt):
+        cell(killed)
+    assert cell(goes_on).num_steps_executed == 10
+    for left, right in zip(killed.at_end, goes_on.at_begin, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_rates_and_history_of_a_run_that_went_on_are_those_of_the_whole_run(
+    private: Any, data: Any
+) -> None:
+    """Seen to fail: the rate was halved twice, and columns differed in length."""
+
+    def cell(kill: _KillAt) -> list[Any]:
+        halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        model, given = _compiled(private(), 0.8), {"verbose": 0, "steps_per_epoch": 2}
+        given |= {"validation_data": data, "callbacks": [halve, kill]}
+        return [model.fit(epochs=2, initial_epoch=1, **given), model.fit(**given)]
+
+    with pytest.raises(KeyboardInterrupt):
+        cell(_KillAt(2))
+    ended, history = cell(_KillAt(9))
+    assert (ended.epoch, history.epoch) == ([1], [0, 1, 2, 3])
+    np.testing.assert_allclose(ended.history["learning_rate"], [0.4])
+    np.testing.assert_allclose(
+        history.history["learning_rate"], [0.2, 0.1, 0.05, 0.025], rtol=1e-6
+    )
+    for found in (ended, history):
+        assert {*map(len, found.history.values())} == {len(found.epoch)}
+        assert set(found.history) == {"learning_rate", "val_loss", "val_AUC"}

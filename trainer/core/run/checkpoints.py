@@ -75,12 +75,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, header, read_fields
 from pipelines.core.batches.reader import PRIVATE_NAME
 from trainer.core.run.redact_errors import InterruptedRunError
 
 FOLDER_NAME = "checkpoints"
 MAY_GO_ON_NAME = "may_go_on"
+
+#: Bump when what a commit holds changes.
+CHECKPOINT_VERSION = 1
 
 _ENTRY = re.compile(r"\d{8}\.json")
 #: The end of a remedy, where a run cannot go on.
@@ -209,6 +212,7 @@ class Checkpoints:
         """
         arrays = _encoded(state.arrays)
         fields = {
+            **header(CHECKPOINT_VERSION),
             "step": state.step,
             "arrays": name,
             "arrays_checksum": zlib.crc32(arrays),
@@ -237,11 +241,13 @@ class Checkpoints:
     def _fields(self, entry: bytes) -> dict[str, Any]:
         try:
             fields: dict[str, Any] = json.loads(entry)
-            if fields.pop("checksum") == _checksum(fields):
-                return fields
+            is_whole = fields.pop("checksum") == _checksum(fields)
         except (ValueError, TypeError, KeyError, AttributeError):
-            pass
-        raise self._damaged()
+            is_whole = False
+        if not is_whole:
+            raise self._damaged()
+        names = ("step", "arrays", "arrays_checksum", "public")
+        return read_fields(fields, names, kind="checkpoint", version=CHECKPOINT_VERSION)
 
     def commit(self, state: State) -> None:
         """Makes a state the last one, for good.
