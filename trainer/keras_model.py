@@ -47,7 +47,7 @@ import functools
 import inspect
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -77,6 +77,7 @@ from trainer.model.losses import loss_of_keras
 from trainer.model.trainable_model import (
     TrainableModel,
     Views,
+    named_inputs,
     nested_inputs,
 )
 from trainer.model.user_code import one_line_errors
@@ -264,6 +265,23 @@ def _made(
     )
 
 
+def _has_columns(data: Any) -> bool:
+    """Whether data is a dict of columns, an Arrow table or a DataFrame."""
+    return isinstance(data, Mapping | pa.Table) or hasattr(data, "columns")
+
+
+def _columns_of(data: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the columns of data; refuses data without one of ``names``."""
+    columns = prepared_files.columns_of(data)
+    for name in names:
+        if name not in columns:
+            raise InputError(
+                f"Expected data with a column {name!r}; it has "
+                f"{', '.join(sorted(columns))}. Add it, or give arrays as Keras does."
+            )
+    return {name: columns[name] for name in names}
+
+
 class _Printing(Silent):
     """Prints the lines that a user of ``make_private`` must not miss."""
 
@@ -386,10 +404,35 @@ class PrivateModel(keras.Model):
     train_step = train_on_batch  # of Keras's own loops
 
     #: Keras's own, of which no error quotes an example.
-    evaluate = redact_errors(keras.Model.evaluate, tf.errors.OpError)
-    predict = redact_errors(keras.Model.predict, tf.errors.OpError)
+    _evaluate = redact_errors(keras.Model.evaluate, tf.errors.OpError)
+    _predict = redact_errors(keras.Model.predict, tf.errors.OpError)
     test_on_batch = redact_errors(keras.Model.test_on_batch, tf.errors.OpError)
     predict_on_batch = redact_errors(keras.Model.predict_on_batch, tf.errors.OpError)
+
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **more: Any) -> Any:
+        """Returns the loss and metrics; see `keras.Model.evaluate`.
+
+        Args:
+          x: As in Keras; without ``y`` also columns as those of ``validation_data``.
+          y: As in Keras.
+          *args: Keras's other arguments.
+          **more: Keras's other arguments.
+        """
+        if y is None and _has_columns(x):
+            x, y = self._pair_of(x)
+        return self._evaluate(x, y, *args, **more)
+
+    def predict(self, x: Any, *args: Any, **more: Any) -> Any:
+        """Returns the outputs; see `keras.Model.predict`.
+
+        Args:
+          x: As in Keras, or a DataFrame or an Arrow table with the inputs as columns.
+          *args: Keras's other arguments.
+          **more: Keras's other arguments.
+        """
+        if _has_columns(x) and not isinstance(x, Mapping):
+            x = _columns_of(x, [*named_inputs(self.network)])
+        return self._predict(x, *args, **more)
 
     def compile(
         self,
@@ -541,6 +584,7 @@ class PrivateModel(keras.Model):
         check_int("validation_freq", validation_freq, at_least=1)
         check_callbacks(callbacks, validates=validation_data is not None)
         validation_data = self._pair_of(validation_data)
+        self._check_validation(validation_data)
         if not self._workers.is_chief:
             callbacks, validation_data, verbose = None, None, 0
         size = self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch
@@ -574,17 +618,19 @@ class PrivateModel(keras.Model):
 
     def _pair_of(self, data: Any) -> Any:
         """Returns columns with the label among them as ``(x, y)``, else ``data``."""
-        if not (isinstance(data, Mapping | pa.Table) or hasattr(data, "to_numpy")):
+        if not _has_columns(data):
             return data
-        columns, model = prepared_files.columns_of(data), self._compiled()
-        for column in (*model.input_names, *model.label_names):
-            if column not in columns:
-                raise InputError(
-                    f"Expected validation_data with a column {column!r}; it has "
-                    f"{', '.join(sorted(columns))}. Add it, or give (x, y)."
-                )
-        x = {name: columns[name] for name in model.input_names}
-        return x, model.labels(columns)
+        model = self._compiled()
+        columns = _columns_of(data, [*model.input_names, *model.label_names])
+        return {name: columns[name] for name in model.input_names}, model.labels(
+            columns
+        )
+
+    def _check_validation(self, data: Any) -> None:
+        """Validates by one batch, before a step: what fails later ends the run."""
+        if data is not None and not isinstance(data, Iterator):  # of which it would go
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+            self._evaluate(x, y, sample_weight=weights, steps=1, verbose=0)
 
     @contextlib.contextmanager
     def _opened(

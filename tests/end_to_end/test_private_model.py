@@ -205,6 +205,10 @@ def test_a_frame_trains_a_model_with_an_input_of_each_column(jobs: list[Any]) ->
     assert model.evaluate(*pairs, return_dict=True, verbose=0)["mae"] == pytest.approx(
         history.history["val_mae"][-1]
     )
+    assert model.evaluate(held_out, return_dict=True, verbose=0) == pytest.approx(
+        model.evaluate(*pairs, return_dict=True, verbose=0)
+    )
+    predicted = model.predict(held_out, verbose=0)
     model.export("saved")
     saved = tf.saved_model.load("saved")
     given = {name: values.to_numpy("float32") for name, values in columns.items()}
@@ -212,6 +216,7 @@ def test_a_frame_trains_a_model_with_an_input_of_each_column(jobs: list[Any]) ->
     np.testing.assert_allclose(
         served["prediction"], plain.predict(columns, verbose=0), rtol=1e-5
     )
+    np.testing.assert_allclose(served["prediction"], predicted, rtol=1e-5)
 
 
 def test_arrays_become_a_model_with_a_statement_and_a_page(

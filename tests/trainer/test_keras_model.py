@@ -627,6 +627,26 @@ def test_what_is_not_supported_is_refused_in_one_line(
         private()
 
 
+def _fails(labels: Any, outputs: Any) -> Any:
+    raise ValueError("planted")
+
+
+def test_an_error_of_validation_is_found_before_a_step(private: Any, data: Any) -> None:
+    """Seen to fail: each ended the run for good after its first epoch."""
+    model, (x, y) = private(), data
+    for validation_data, metrics, message in (
+        ((x, y[:49]), [], "cardinality"),
+        (({"integers": x["integers"][:, :5]}, y), [], "shape"),
+        (data, [_fails], "planted"),
+    ):
+        model.compile("sgd", "mse", metrics=metrics)
+        with pytest.raises(ValueError, match=message):
+            model.fit(validation_data=validation_data, verbose=0)
+    model.compile("sgd", "mse", metrics=[])
+    model.fit(validation_data=tf.data.Dataset.from_tensors(data), verbose=0)
+    assert model.num_steps_executed == 10
+
+
 class _KillAt(keras.callbacks.Callback):
     """Kills, as far as a run can tell, after an epoch; keeps what its begin saw."""
 
