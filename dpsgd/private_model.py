@@ -10,7 +10,8 @@ its own.  Batches hold rows, so they lie in the private folder of the run:
     RUN/private/batches/       the batches
     RUN/private/made_of.json   digests of data and settings, which they are made of
 
-Before anything is written, the columns are checked to be those that the model takes.
+Before anything is written, all settings are checked, and the columns to be those that
+the model takes.
 Batches are made once.  A call with the same data and settings finishes the batches, or
 takes them as they are; a call with others is refused, as models may wait for them.
 Until the model trains, nothing outside of RUN/private depends on a row.
@@ -21,6 +22,7 @@ Public: sizes, columns and settings.  Sensitive: the files above.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -50,11 +52,11 @@ from trainer.gradients.model_check import check_inputs
 from trainer.keras_model import PrivateModel
 from trainer.model.metrics import LABEL
 from trainer.model.trainable_model import TrainableModel
-from trainer.model.user_code import check_views, one_line_errors
-from trainer.run.preflight import check_run_folder
+from trainer.model.user_code import one_line_errors
+from trainer.run.preflight import check_run_folder, check_settings
 from trainer.settings.methods import DP_SGD
 from trainer.settings.requests import check_local
-from trainer.settings.train_settings import LAZY_NOISE
+from trainer.settings.train_settings import LAZY_NOISE, TrainSettings
 
 #: Most memory that noise of earlier steps takes, of bands that are chosen here.
 _MOST_MEMORY = 2 << 30
@@ -113,6 +115,7 @@ def make_private(
             "Expected either data or batches, a folder that `dpsgd batches` wrote; got "
             f"{'neither' if data is None else 'both'}."
         )
+    source: Any = batches
     if batches is None:
         run = pathlib.Path(run)
         check_local(run=run)
@@ -131,14 +134,11 @@ def make_private(
             # Not the target itself: another one may be tried on the same batches.
             epsilon=max(BatchSettings.epsilon, epsilon or 0),
         )
-        if bands == AUTO_BANDS and _permits_bands(settings, rows, training):
-            most = 1 + _MOST_MEMORY // (8 * max(1, _num_parameters(model)))
-            settings = rows.with_bands(
-                settings, epsilon, most=most, of_runs=training.get("of_runs", 1)
-            )
-        batches = rows.sampled(settings, model, training)
         if delta is None and (epsilon or training.get("noise_multiplier")):
             delta = default_delta(count)
+        source = functools.partial(
+            rows.sampled, settings, model, chooses_bands=bands == AUTO_BANDS
+        )
     elif (batch_size, epochs, sampler, bands) != (
         None, None, TRUNCATED_POISSON, AUTO_BANDS,
     ):  # fmt: skip
@@ -147,20 +147,7 @@ def make_private(
             "have them."
         )
     return keras_model.make_private(
-        model, batches=batches, run=run, epsilon=epsilon, delta=delta, **training
-    )
-
-
-def _permits_bands(
-    settings: BatchSettings, rows: _Rows, training: Mapping[str, Any]
-) -> bool:
-    """Whether noise of bands is proven for sampler, method, noise and rows."""
-    bounded = rows.dataset.bounded
-    return (
-        settings.sampler in CYCLIC
-        and training.get("method", DP_SGD) == DP_SGD
-        and training.get("embedding_noise") != LAZY_NOISE
-        and (bounded is None or bounded.max_examples_per_user == 1)
+        model, batches=source, run=run, epsilon=epsilon, delta=delta, **training
     )
 
 
@@ -208,40 +195,58 @@ class _Rows:
     def _batches(self) -> pathlib.Path:
         return self._private / "batches"
 
-    def with_bands(
-        self, settings: BatchSettings, epsilon: float | None, **others: Any
-    ) -> BatchSettings:
-        """Returns settings with the bands of batches that are there, or by the rule.
+    def _permit_bands(self, settings: BatchSettings, training: TrainSettings) -> bool:
+        """Whether noise of bands is proven for sampler, method, noise and rows."""
+        bounded = self.dataset.bounded
+        return (
+            settings.sampler in CYCLIC
+            and training.method == DP_SGD
+            and training.embedding_noise != LAZY_NOISE
+            and (bounded is None or bounded.max_examples_per_user == 1)
+        )
 
-        Args:
-          settings: How to sample.
-          epsilon: Target; None if the noise is given.
-          **others: As of `bands.best_bands`.
-        """
+    def _with_bands(
+        self, settings: BatchSettings, training: TrainSettings, model: Any
+    ) -> BatchSettings:
+        """Returns settings with the bands of batches that are there, or by the rule."""
         if self._record.exists():
             bands = read_json(self._record).get("bands", 1)
             return dataclasses.replace(settings, bands=bands)
-        if epsilon is None:
+        if training.target_epsilon is None:
             return settings
-        count = self.dataset.num_examples
-        return settings.with_best_bands(count, epsilon=epsilon, **others)[0]
+        return settings.with_best_bands(
+            self.dataset.num_examples,
+            epsilon=training.target_epsilon,
+            most=1 + _MOST_MEMORY // (8 * max(1, _num_parameters(model))),
+            of_runs=training.of_runs,
+        )[0]
 
     def sampled(
-        self, settings: BatchSettings, model: Any, training: Mapping[str, Any]
+        self,
+        settings: BatchSettings,
+        model: Any,
+        training: TrainSettings,
+        *,
+        chooses_bands: bool,
     ) -> pathlib.Path:
         """Returns the folder of the batches, which it makes unless they are there.
 
         Args:
           settings: How to sample.
           model: As in ``make_private``.
-          training: As in ``make_private``.
+          training: Settings of the run.
+          chooses_bands: Whether the bands are chosen here.
 
         Raises:
-          InputError: the model takes other columns, or the folder holds other batches.
+          InputError: the model takes other columns, the settings do not suit the
+            batches, or the folder holds other batches.
         """
+        if chooses_bands and self._permit_bands(settings, training):
+            settings = self._with_bands(settings, training, model)
         plan = settings.plan(self.dataset.num_examples)
         planned = make_layout(plan, self.dataset).manifest(self.dataset.description)
-        _check_columns(model, planned, training)
+        check_settings(training, planned)
+        _check_columns(model, planned)
         made_of = {
             "data": self._digest, "bands": plan.bands or 1,
             "settings": planned.fingerprint,
@@ -285,17 +290,8 @@ def _check_alone() -> None:
         )
 
 
-def _check_columns(model: Any, planned: Manifest, training: Mapping[str, Any]) -> None:
-    """Refuses columns that the model does not take, as ``compile`` would.
-
-    Args:
-      model: As in ``make_private``.
-      planned: Manifest of the batches.
-      training: As in ``make_private``.
-    """
-    if isinstance(model, PrivateModel):
-        return  # the trainer says what to give in its place
-    check_views(training.get("views", 1), training.get("augment"))
+def _check_columns(model: Any, planned: Manifest) -> None:
+    """Refuses columns that the model does not take, as ``compile`` would."""
     with one_line_errors("the model"):
         network = models.as_functional(model, planned)
     trainable = TrainableModel(network=network, description={}, columns=planned.columns)

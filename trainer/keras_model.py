@@ -132,7 +132,7 @@ def _views(settings: TrainSettings, augment: Any) -> Views:
 def make_private(
     model: Any,
     *,
-    batches: str | os.PathLike[str],
+    batches: StrPath | Callable[[TrainSettings], StrPath],
     run: str | os.PathLike[str],
     l2_norm_clip: float | Literal["auto"] | None = None,
     clip_quantile: float | None = None,
@@ -155,7 +155,8 @@ def make_private(
     Args:
       model: A Keras model whose inputs are named like columns of the batches, or a
         ``tf.Module`` to call on a dict of columns; its weights are trained in place.
-      batches: Folder that ``dpsgd batches`` wrote, here or in a store (``s3://``).
+      batches: Folder that ``dpsgd batches`` wrote, here or in a store (``s3://``); or a
+        function that makes it, and is called once the settings are checked.
       run: Folder of the run, new or of this run, unfinished.
       l2_norm_clip: Bound on the L2 norm of one example's gradient; "auto", the
         default, follows a quantile of the norms, at the same epsilon.
@@ -211,12 +212,13 @@ def make_private(
     )
     if augment is not None and not callable(augment):
         raise InputError("Expected augment to be a function (columns, seed).")
+    of_example = _views(settings, augment)
     return _made(
         model,
         settings,
-        batches,
+        batches(settings) if callable(batches) else batches,
         pathlib.Path(run),
-        augment=augment,
+        views=of_example,
         batches_used_before=batches_used_before,
         checkpoint_every=checkpoint_every,
     )
@@ -228,7 +230,7 @@ def _made(
     batches: StrPath,
     run: pathlib.Path,
     *,
-    augment: Any,
+    views: Views,
     batches_used_before: bool,
     checkpoint_every: int | None,
 ) -> PrivateModel:
@@ -259,7 +261,7 @@ def _made(
     return PrivateModel(
         network,
         training,
-        views=_views(settings, augment),
+        views=views,
         started_at=started_at,
         resumes=resumes,
     )

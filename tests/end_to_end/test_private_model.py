@@ -155,6 +155,11 @@ def test_the_same_call_again_takes_or_finishes_the_same_batches(
         ({"epochs": 0}, "epochs=0"),
         ({"run": "s3://bucket/run"}, "on this machine"),
         ({"run": "full"}, "new or empty"),
+        # Seen to fail: the batches were sampled, and fixed the next call's bands.
+        ({"noise_multiplier": None}, "Noise needs either"),
+        ({"learning_rate": 0.1}, "learning_rate"),
+        ({"method": "bam"}, "bam-radius"),
+        ({"method": "dp-sat", "sat_radius": 0.1, "bands": 2}, "without bands"),
     ],
 )
 def test_what_cannot_train_is_refused_before_anything_is_written(
