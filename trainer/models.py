@@ -6,7 +6,8 @@ per example, whose binary cross-entropy with the column ``label`` is minimised; 
 takes raw columns.
 
 With ``--model module:function``, ``function(manifest)`` or ``function()`` returns such
-a Keras model.  A subclassed model takes all columns except ``label``:
+a Keras model.  A subclassed model takes a dict of all columns except ``label``, or the
+only one:
 
     def small(manifest):
         integers = keras.Input((13,), name="integers")
@@ -18,6 +19,7 @@ A model is checked before it is returned: see ``model_check``.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +43,7 @@ from trainer.model.trainable_model import (
     Views,
     trained_model,
 )
-from trainer.model.user_code import load_function, one_line_errors
+from trainer.model.user_code import in_one_line, load_function, one_line_errors
 from trainer.settings.train_settings import DEFAULT_MODEL, LOSSES_OF_LABELS
 
 #: What Keras's fit, evaluate and predict call.
@@ -227,7 +229,8 @@ def _of_all_columns(network: Any, manifest: Manifest) -> Any:
         for column in _inputs_of(manifest)
     }
     if not isinstance(network, keras.Sequential):
-        return keras.Model(inputs, network(inputs), name=network.name)
+        outputs = _called(network, inputs)
+        return keras.Model(inputs, outputs, name=network.name)
     if len(inputs) != 1:
         raise InputError(
             "Expected a Sequential model to begin with the column that it takes; the "
@@ -236,3 +239,22 @@ def _of_all_columns(network: Any, manifest: Manifest) -> Any:
         )
     outputs = network(*inputs.values())
     return keras.Model(inputs, outputs, name=network.name)
+
+
+def _called(network: Any, inputs: Mapping[str, Any]) -> Any:
+    """Returns the outputs for a dict of columns, or for the only column."""
+    if len(inputs) != 1:
+        return network(inputs)
+    ((name, column),) = inputs.items()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that it cannot be built so
+            return network(inputs)
+    except Exception as error:
+        of_dict = error
+    try:
+        return network(column)
+    except Exception as error:
+        raise InputError(
+            f"Expected {network.name} to take column {name!r}, or a dict of it. Of the "
+            f"column it raised {in_one_line(error)} Of the dict: {in_one_line(of_dict)}"
+        ) from None

@@ -323,7 +323,8 @@ def _not_numbers(name: str, kind: object) -> InputError:
     return InputError(
         f"Expected column {name} of data to hold one number, or numbers of one shape, "
         f"for each row; it holds {kind}. `dpsgd fit` takes texts, categories and "
-        "dates. Or drop the column, or give codes of a public list of categories."
+        "dates. Or drop the column, make it dense (.toarray(), .to_tensor()), or give "
+        "codes of a public list of categories."
     )
 
 

@@ -144,7 +144,8 @@ def test_the_same_call_again_takes_or_finishes_the_same_batches(
         ({"data": None}, "either data or batches.*neither"),
         ({"batches": "batches"}, "either data or batches.*both"),
         ({"data": None, "batches": "batches"}, "no batch_size.*with batches"),
-        ({"data": {"age": np.zeros(ROWS)}}, "column 'label'"),
+        ({"data": {"age": np.zeros(ROWS)}}, "column 'label'.* Rename the one"),
+        ({"data": {"age": [[1.0], [1.0, 2.0]]}}, r"make it dense .*\.to_tensor\(\)"),
         (
             {"data": {"ages": np.zeros(ROWS), "label": np.zeros(ROWS)}},
             "input 'age'.*ages",
@@ -299,3 +300,27 @@ def test_a_large_model_has_fewer_bands(
     monkeypatch.setattr(private_model, "_MOST_MEMORY", 8 * 4 * parameters)
     model = dpsgd.make_private(network(), arrays(), **OF_RULE)
     assert model._training.session.manifest.plan.bands == 4
+
+
+class OfTensor(keras.Model):
+    """The usual subclassed model, whose layers are built when it is called."""
+
+    def __init__(self, factor: Any = 1.0) -> None:
+        super().__init__()
+        self.factor, self.dense = factor, keras.layers.Dense(1)
+
+    def call(self, values: Any) -> Any:
+        return self.factor * self.dense(values)
+
+
+def test_a_subclassed_model_takes_the_only_column(jobs: list[Any]) -> None:
+    """Seen to fail: it got a dict, and the refusal had the colours of a terminal."""
+    x = np.random.default_rng(0).normal(size=(ROWS, 3))
+    data = {"x": x, "label": arrays()["label"]}
+    with pytest.raises(InputError, match=r"'x', or a dict.* Of the dict: ") as error:
+        dpsgd.make_private(OfTensor(None), data, **SIZES, **NOISE)
+    assert str(error.value).isprintable()
+    model = dpsgd.make_private(OfTensor(), data, **SIZES, **NOISE)
+    model.compile("sgd", "mse")
+    model.fit(validation_data=(x, data["label"]), verbose=0)
+    assert model.predict(x[:5], verbose=0).shape == (5, 1)

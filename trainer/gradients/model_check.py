@@ -118,7 +118,8 @@ def check_inputs(model: TrainableModel, manifest: Manifest) -> None:
         if name not in names:
             raise InputError(
                 f"Expected a column {name!r} among the batches' columns, to hold the "
-                f"model's output against: {', '.join(sorted(names))}."
+                f"model's output against: {', '.join(sorted(names))}. Rename the one "
+                "that does."
             )
     for name, value in named_inputs(network).items():
         if name not in names or name in labels:

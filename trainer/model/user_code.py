@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from accounting.core.validation import InputError
 from trainer.core.run.redact_errors import place_of
+
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 def functions_of(settings: Any) -> dict[str, str]:
@@ -91,12 +94,19 @@ def one_line_errors(what: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        place = place_of(error)
-        where = "." if place is None else f" ({place}). Fix it there."
         raise InputError(
-            f"Expected {what} to work; it raised {type(error).__name__}: "
-            f"{' '.join(str(error).split()).rstrip('.')}{where}"
+            f"Expected {what} to work; it raised {in_one_line(error)}"
         ) from None
+
+
+def in_one_line(error: Exception) -> str:
+    """Returns kind, text and place of an error, without the colours of a terminal."""
+    # str() of a KeyError quotes what it was given.
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    line = " ".join(_COLOURS.sub("", text).split()).rstrip(".")
+    place = place_of(error)
+    where = "." if place is None else f" ({place}). Fix it there."
+    return f"{type(error).__name__}: {line}{where}"
 
 
 def check_views(number: int, augment: Any) -> None:

@@ -153,6 +153,7 @@ def test_fit_withholds_what_is_raised_on_a_training_example(
     with pytest.raises(InputError) as error:
         model.fit(verbose=0)
     _assert_withheld(error.value, capfd)
+    assert "labels outside the classes, for ids outside" in str(error.value)
     with pytest.raises(InputError, match="for good"):
         model.fit(verbose=0)
 

@@ -62,7 +62,8 @@ def redact_errors(
 def _without_text(error: Exception) -> str:
     name, theirs = type(error).__name__, _users_frames(error)
     remedy = (
-        "Look for ids outside the range of an embedding, and into code of your own."
+        "Look for labels outside the classes, for ids outside the range of an "
+        "embedding, and into code of your own."
     )
     if name in _OF_MEMORY:
         remedy = "Memory is short: make batches with a smaller --physical-batch-size."
