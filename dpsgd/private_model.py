@@ -53,10 +53,9 @@ from trainer.keras_model import PrivateModel
 from trainer.model.metrics import LABEL
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import one_line_errors
-from trainer.run.preflight import check_run_folder, check_settings
-from trainer.settings.methods import DP_SGD
+from trainer.run import preflight
 from trainer.settings.requests import check_local
-from trainer.settings.train_settings import LAZY_NOISE, TrainSettings
+from trainer.settings.train_settings import TrainSettings
 
 #: Most memory that noise of earlier steps takes, of bands that are chosen here.
 _MOST_MEMORY = 2 << 30
@@ -122,7 +121,7 @@ def make_private(
         _check_alone()
         if epsilon is not None:
             check_float("epsilon", epsilon, above=0)
-        check_run_folder(run)
+        preflight.check_run_folder(run)
         rows = _Rows(data, run)
         count = rows.dataset.num_examples
         usual_size, usual_epochs = sizes(count)
@@ -200,8 +199,7 @@ class _Rows:
         bounded = self.dataset.bounded
         return (
             settings.sampler in CYCLIC
-            and training.method == DP_SGD
-            and training.embedding_noise != LAZY_NOISE
+            and preflight.needs_independent_noise(training) is None
             and (bounded is None or bounded.max_examples_per_user == 1)
         )
 
@@ -245,7 +243,7 @@ class _Rows:
             settings = self._with_bands(settings, training, model)
         plan = settings.plan(self.dataset.num_examples)
         planned = make_layout(plan, self.dataset).manifest(self.dataset.description)
-        check_settings(training, planned)
+        preflight.check_settings(training, planned)
         _check_columns(model, planned)
         made_of = {
             "data": self._digest, "bands": plan.bands or 1,

@@ -113,13 +113,14 @@ _VALIDATION = "val_"
 _OF_BATCHES = (
     "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"
 )  # fmt: skip
-#: Keras's callbacks whose code for every step uses the step's number alone.
-_WITHOUT_STEPS = (
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.TensorBoard,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.TerminateOnNaN,
-)
+#: Keras's callbacks whose code for every step uses the step's number alone, if this
+#: attribute is "epoch".
+_WITHOUT_STEPS = {
+    keras.callbacks.ModelCheckpoint: "save_freq",
+    keras.callbacks.TensorBoard: "update_freq",
+    keras.callbacks.ProgbarLogger: None,
+    keras.callbacks.TerminateOnNaN: None,
+}
 
 
 def check_callbacks(callbacks: Any, *, validates: bool) -> None:
@@ -164,13 +165,12 @@ def check_callbacks(callbacks: Any, *, validates: bool) -> None:
 
 def _sees_every_step(callback: Any) -> bool:
     """Whether a callback has code for every step, or Keras's code that uses it."""
-    if getattr(callback, "save_freq", "epoch") != "epoch":  # of ModelCheckpoint
-        return True
-    if getattr(callback, "update_freq", "epoch") != "epoch":  # of TensorBoard
-        return True
-    # A subclass may have hooks of its own beside those of Keras's class.
     kinds = (kind for kind in _WITHOUT_STEPS if isinstance(callback, kind))
     known = next(kinds, keras.callbacks.Callback)
+    frequency = _WITHOUT_STEPS.get(known)
+    if frequency is not None and getattr(callback, frequency) != "epoch":
+        return True
+    # A subclass may have hooks of its own beside those of Keras's class.
     return any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(known, name)
         for name in _OF_BATCHES

@@ -245,7 +245,7 @@ def _called(network: Any, inputs: Mapping[str, Any]) -> Any:
     """Returns the outputs for a dict of columns, or for the only column."""
     if len(inputs) != 1:
         return network(inputs)
-    ((name, column),) = inputs.items()
+    [(name, column)] = inputs.items()
     try:
         with warnings.catch_warnings(action="ignore"):  # that it cannot be built so
             return network(inputs)
