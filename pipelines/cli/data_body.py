@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import functools
+import io
 import math
 import time
 from collections.abc import Sequence
@@ -200,8 +201,8 @@ def prepare(
 
 def _words(text: str) -> list[str]:
     """Returns the words of a line of CSV: one with a comma is between quotes."""
-    (line,) = csv.reader([text], skipinitialspace=True)
-    return [word.strip() for word in line if word.strip()]
+    lines = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    return [word.strip() for word in next(lines, []) if word.strip()]
 
 
 def _first_schema(out: str, text: str) -> dict[str, Any]:

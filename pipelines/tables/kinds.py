@@ -347,7 +347,7 @@ class Numeric(Kind):
             return
         value = cell.number("is not a number")
         if self.range is None:
-            infinite = "is not finite; give it a range in the schema"
+            infinite = "is not finite, and has no range in the schema"
             cell.fault(f"isinf({value})", infinite)
         transform = functools.partial(_transformed, kind=self)
         _with_missing(cell, value, self.missing, names, transform)

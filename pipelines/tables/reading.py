@@ -117,24 +117,26 @@ class Malformed:
             for reason, (count, place) in self.reasons.items()
         ]
 
-    def refuse(self, schema: Schema, *, skip: bool = False) -> None:
+    def refuse(self, schema: Schema, *, skip: bool | None = None) -> None:
         """Refuses malformed rows, unless they are to be left out and others stay.
 
         Args:
           schema: Schema of the table.
-          skip: Whether malformed rows are left out.
+          skip: Whether malformed rows are left out; None where they cannot be.
 
         Raises:
           InputError: there are malformed rows.
         """
         if not self.num_bad or (skip and self.num_good):
             return
+        remedy = "" if skip is None else (
+            " `--on-bad-row skip` leaves them out unless all are."
+        )  # fmt: skip
         some = f"{self.num_bad} of {self.num_bad + self.num_good}"
         raise InputError(
             f"Expected well-formed rows; {'some' if schema.user else some} are "
             f"malformed: {'; '.join(self.told(counted=not schema.user))}. Fix them or "
-            "the schema; `dpsgd prepare --on-bad-row skip` leaves them out unless all "
-            "are."
+            f"the schema.{remedy}"
         )
 
 
@@ -190,6 +192,8 @@ def refusal(kind: Kind, found: str) -> str | None:
         return _OF_LISTS
     if held == cells.TEXT:
         return None
+    if found == "INTERVAL":
+        return 'a duration has no unit here: write its seconds, or kind = "drop"'
     if held not in kind.takes:
         takes = ", ".join((cells.TEXT, *kind.takes))
         return f'{kind.kind} takes {takes}: write kind = "{kind_of_type(found)}"'

@@ -221,6 +221,8 @@ def _typed_columns(file: TableFile) -> dict[str, str]:
     for field, kind in zip(schema, map(str, found.types), strict=True):
         size = _sizes(field.type)  # DuckDB does not tell a fixed one
         full = kind.partition("[")[0] + size if size else kind
+        if pa.types.is_duration(field.type):  # Parquet has a number without its unit
+            full = "INTERVAL"
         types[field.name] = _ZONED if field.name in utc else full
     return types
 

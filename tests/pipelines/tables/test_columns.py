@@ -286,7 +286,7 @@ def test_a_label_that_is_none_makes_its_row_malformed(
     ("values", "column", "reason"),
     [
         ([CANARY, "1"], NUMERIC, "x is not a number"),
-        (["inf", "1"], NUMERIC, "x is not finite; give it a range in the schema"),
+        (["inf", "1"], NUMERIC, "x is not finite, and has no range in the schema"),
         (
             [1.5, 1.0],
             {"kind": "category"},
