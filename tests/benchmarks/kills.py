@@ -102,13 +102,11 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], int | None]] = {
 
 @dataclasses.dataclass
 class Tally:
-    """What was done to one configuration."""
+    """What was done, and how many runs ended with wrong files."""
 
     kills: int = 0
-    kills_after_a_step: int = 0
     runs: int = 0
     wrong: int = 0
-    seconds: float = 0.0
 
 
 def make_inputs(folder: pathlib.Path) -> None:
@@ -207,11 +205,11 @@ def draw_moment(draw: random.Random) -> Moment:
     return Moment(num_steps, draw.random(), draw.random() < 0.5, place)
 
 
-def execute(asked: Request, moment: Moment, pace: Pace) -> tuple[int, int]:
+def execute(asked: Request, moment: Moment, pace: Pace) -> int:
     """Runs a request in a child, until it ends or its moment comes.
 
     Returns:
-      The exit status, and the number of steps that were done.
+      The exit status.
     """
     child, steps = _start(asked, moment)
     if moment.place is None:
@@ -221,7 +219,7 @@ def execute(asked: Request, moment: Moment, pace: Pace) -> tuple[int, int]:
         child.kill()
         child.join()
     assert child.exitcode is not None  # it was joined
-    return child.exitcode, steps.num
+    return child.exitcode
 
 
 def execute_whole(asked: Request) -> Pace:
@@ -283,22 +281,6 @@ def _check_threads() -> None:
         raise RuntimeError(f"Expected one thread before a fork, not {others}.")
 
 
-def results(run: pathlib.Path) -> dict[str, bytes]:
-    """Returns what has to be the same: name -> bytes."""
-    found = {
-        str(path.relative_to(run)): path.read_bytes()
-        for pattern in ("*.json", "*.txt", "*.parquet", "iterates/*.npz")
-        for path in sorted(run.glob(pattern))
-        if not path.name.startswith(".")
-    }
-    # Also the names: nothing that a kill cut short stays.
-    found["names"] = "\n".join(sorted(path.name for path in run.iterdir())).encode()
-    for path in sorted(run.glob("[!.]*.keras")):
-        for name, array in _weights(path):
-            found[f"{path.name}/{name}"] = array.tobytes()
-    return found
-
-
 def _weights(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the arrays of a saved model; a zip file has its date in it."""
     found: dict[str, np.ndarray] = {}
@@ -356,42 +338,41 @@ def check(run: pathlib.Path, settings: Any) -> None:
     assert not list(run.rglob(".*"))
 
 
-def torture(folder: pathlib.Path, name: str, kills: int, draw: random.Random) -> Tally:
+def torture(
+    folder: pathlib.Path, name: str, kills: int, draw: random.Random, tally: Tally
+) -> None:
     """Does ``kills`` kills to runs of one configuration."""
-    start, tally = time.monotonic(), Tally()
+    last = tally.kills + kills
     asked = request(folder, name, folder / f"{name}-whole")
     pace = execute_whole(asked)
     check(asked.run, asked.settings)
-    while tally.kills < kills:
+    while tally.kills < last:
         asked = request(folder, name, folder / f"{name}-{tally.runs}")
-        _complete(asked, kills, tally, pace, draw)
+        _complete(asked, last, tally, pace, draw)
         tally.runs += 1
         try:
             check(asked.run, asked.settings)
         except AssertionError:
             traceback.print_exc()
             tally.wrong += 1
-    tally.seconds = time.monotonic() - start
-    return tally
 
 
 def _complete(
-    asked: Request, kills: int, tally: Tally, pace: Pace, draw: random.Random
+    asked: Request, last: int, tally: Tally, pace: Pace, draw: random.Random
 ) -> None:
     """Kills a run, and gives its request again, until it completes."""
-    while tally.kills < kills:
-        status, steps = execute(asked, draw_moment(draw), pace)
+    while tally.kills < last:
+        status = execute(asked, draw_moment(draw), pace)
         if status == 0:
             return
         if status != -9:
             raise RuntimeError(f"Expected a run to end; its status is {status}.")
         tally.kills += 1
-        tally.kills_after_a_step += steps > 0
     execute_whole(asked)
 
 
 def main() -> None:
-    """Prints a table; ends with status 1 if a run ended with wrong files."""
+    """Prints totals as JSON; ends with status 1 if a run ended with wrong files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=300, help="In all.")
     parser.add_argument("--seed", type=int, default=0, help="Of the moments.")
@@ -399,25 +380,14 @@ def main() -> None:
     flags = parser.parse_args()
     names = flags.only or list(CONFIGURATIONS)
     draw = random.Random(flags.seed)
-    print("| configuration | kills | after a step | runs completed | wrong | s |")
-    print("|---|---|---|---|---|---|", flush=True)
-    tallies = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         make_inputs(folder)
+        tally = Tally()
         for name in names:
-            tally = torture(folder, name, -(-flags.kills // len(names)), draw)
-            fields = (name, *dataclasses.astuple(tally)[:4], f"{tally.seconds:.0f}")
-            print("| " + " | ".join(map(str, fields)) + " |", flush=True)
-            tallies.append(tally)
-    totals = {
-        "kills": sum(tally.kills for tally in tallies),
-        "kills_after_a_step": sum(tally.kills_after_a_step for tally in tallies),
-        "runs": sum(tally.runs for tally in tallies),
-        "wrong": sum(tally.wrong for tally in tallies),
-    }
-    print(json.dumps(totals))
-    sys.exit(totals["wrong"] > 0)
+            torture(folder, name, -(-flags.kills // len(names)), draw, tally)
+    print(json.dumps(dataclasses.asdict(tally)))
+    sys.exit(tally.wrong > 0)
 
 
 if __name__ == "__main__":
