@@ -17,7 +17,7 @@ import pytest
 
 import dpsgd
 from accounting.core.validation import InputError
-from dpsgd import frames
+from dpsgd import fit_stages, frames
 from pipelines.cli import data_body
 
 
@@ -146,3 +146,20 @@ def test_a_stage_ends_with_the_process_that_started_it(tmp_path: pathlib.Path) -
         ended = os.pidfd_open(int(ready.read_text()))
         process.kill()
     assert select.select([ended], [], [], 60)[0]
+
+
+def test_a_part_of_too_few_rows_or_none_gives_no_ranges(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = [f"[columns.{name}]\nkind = {kind}" for name, kind in (
+        ("age", '"numeric"'), ("y", '"label"\ntask = "binary"'),
+    )]  # fmt: skip
+    (tmp_path / "schema.toml").write_text("\n".join(["version = 1", *columns]))
+    for part, count in (("train", 10), ("val", 0)):
+        (tmp_path / "first" / part).mkdir(parents=True)
+        rows = pa.table({"age": np.zeros(count, "f4"), "label": np.zeros(count, "i1")})
+        pq.write_table(rows, tmp_path / "first" / part / "part-00000.parquet")
+    asked = fit_stages.FitOptions(epsilon=3.0, delta=1e-5)
+    sizes = fit_stages._Sizes.of(tmp_path / "first", asked)
+    assert fit_stages._ranges(tmp_path, sizes, tmp_path / "first", 1).is_done
+    assert "no ranges: 0 rows of the part `val` are fewer" in capsys.readouterr().err
