@@ -84,9 +84,7 @@ def _check_files(
 
 
 def verify(
-    directory: StrPath,
-    *,
-    progress: Callable[[int], None] = lambda num_files: None,
+    directory: StrPath, *, progress: Callable[[int], None] = lambda num_files: None
 ) -> Verification:
     """Checks every byte of a folder of batches, and reports all findings.
 

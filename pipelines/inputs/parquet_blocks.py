@@ -311,8 +311,7 @@ def _check_one_split(pattern: str) -> None:
 
 
 def list_row_groups(
-    pattern: str,
-    check_file: Callable[[pq.FileMetaData, str], None] = lambda *_: None,
+    pattern: str, check_file: Callable[[pq.FileMetaData, str], None] = lambda *_: None
 ) -> Listing:
     """Returns the row groups of an input with columns of any type.
 

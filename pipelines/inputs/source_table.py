@@ -272,9 +272,7 @@ def _prepared(folder: str, part: str, listing: Any) -> SourceTable | None:
         "rows": None if has_users else dict(sizes),
     }
     return SourceTable(
-        sources=tuple(sources),
-        division=fingerprint(division)[:32],
-        part=part,
+        sources=tuple(sources), division=fingerprint(division)[:32], part=part
     )
 
 

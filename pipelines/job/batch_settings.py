@@ -6,12 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from accounting.core import sampler_registry
-from accounting.core.plan import (
-    CYCLIC,
-    TRUNCATED_POISSON,
-    DpSgdPlan,
-    steps_and_epochs,
-)
+from accounting.core.plan import CYCLIC, TRUNCATED_POISSON, DpSgdPlan, steps_and_epochs
 from accounting.core.validation import InputError, check_float
 
 if TYPE_CHECKING:

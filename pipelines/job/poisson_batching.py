@@ -53,11 +53,7 @@ from pipelines.job.job_folder import (
 )
 from pipelines.job.packing import Layout
 from pipelines.job.runtime import storage_error
-from pipelines.job.sizing import (
-    DEFAULT_MEMORY_LIMIT,
-    local_threads,
-    make_layout,
-)
+from pipelines.job.sizing import DEFAULT_MEMORY_LIMIT, local_threads, make_layout
 from pipelines.job.spill import BLOCK_PREFIX, Spill, blocks_per_file
 from pipelines.job.transforms import Secrets, write_groups
 

@@ -33,12 +33,7 @@ from pipelines.tables.kinds import (
 )
 from pipelines.tables.reading import kind_of_type
 from pipelines.tables.schema import UNCHOSEN, VERSION, InputOptions
-from pipelines.tables.table_files import (
-    PARQUET,
-    columns_of,
-    list_table,
-    refuse_missing,
-)
+from pipelines.tables.table_files import PARQUET, columns_of, list_table, refuse_missing
 
 _HEAD = """\
 # How the columns of a table become numbers, for `dpsgd prepare --schema`.

@@ -70,11 +70,7 @@ def open_writer(where: Any, schema: pa.Schema) -> pq.ParquetWriter:
       schema: Schema of the file.
     """
     return pq.ParquetWriter(
-        where,
-        schema,
-        compression="zstd",
-        compression_level=1,
-        write_page_checksum=True,
+        where, schema, compression="zstd", compression_level=1, write_page_checksum=True
     )
 
 

@@ -359,10 +359,7 @@ def _json_names(file: TableFile) -> list[str]:
 
 
 def refuse_missing(
-    needed: Sequence[str],
-    names: Sequence[str],
-    file: TableFile,
-    options: InputOptions,
+    needed: Sequence[str], names: Sequence[str], file: TableFile, options: InputOptions
 ) -> None:
     """Refuses a file that lacks columns, all in one line.
 

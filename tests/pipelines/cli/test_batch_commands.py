@@ -39,8 +39,7 @@ def started(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)],
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
 )
 def test_a_signal_is_one_line_and_the_same_command_goes_on(
     started: tuple[list[str], pathlib.Path, subprocess.Popen[str]],

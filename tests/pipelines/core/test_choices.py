@@ -145,9 +145,7 @@ def faults_of(drawn: np.ndarray) -> dict[str, np.ndarray]:
     ],
 )
 def test_a_guarantee_holds_and_its_test_catches_faults(
-    drawn: np.ndarray,
-    guarantee: Callable[[np.ndarray], float],
-    faults: tuple[str, ...],
+    drawn: np.ndarray, guarantee: Callable[[np.ndarray], float], faults: tuple[str, ...]
 ) -> None:
     assert guarantee(drawn) > ERROR_RATE
     wrong = faults_of(drawn)
@@ -269,10 +267,7 @@ def test_the_lower_word_decides_a_tied_count() -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(
-    num_steps=st.integers(1, 30),
-    counts=st.lists(st.integers(0, 30), max_size=20),
-)
+@given(num_steps=st.integers(1, 30), counts=st.lists(st.integers(0, 30), max_size=20))
 def test_subsets_have_the_asked_for_sizes(num_steps: int, counts: list[int]) -> None:
     sizes = np.minimum(np.array(counts, np.int64), num_steps)
     row, step = choices._subsets(Stream(insecure_key(0)), sizes, num_steps)

@@ -387,9 +387,7 @@ def test_rows_changed_below_an_equal_footer_are_found(tmp_path: pathlib.Path) ->
 
 
 def test_at_most_so_much_memory_in_ranges_of_steps(
-    batches: pathlib.Path,
-    input_folder: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    batches: pathlib.Path, input_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resample, "_BASE_BYTES", 0)
     found = list[range]()

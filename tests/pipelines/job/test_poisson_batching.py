@@ -133,8 +133,5 @@ def test_an_unfinished_job_of_other_options_input_key_or_version_is_refused(
 
 def test_two_jobs_do_not_write_one_folder(jobs: SmallJobs) -> None:
     out, _ = jobs.open()
-    with (
-        job_folder.lock_job(out),
-        pytest.raises(InputError, match="no other job"),
-    ):
+    with job_folder.lock_job(out), pytest.raises(InputError, match="no other job"):
         jobs.write()

@@ -154,10 +154,7 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
-    jobs: SmallJobs,
-    monkeypatch: pytest.MonkeyPatch,
-    sampler: str,
-    blocks_per_file: int,
+    jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch, sampler: str, blocks_per_file: int
 ) -> None:
     cap = needed(sampler, cap=11, bands=3)
     layout, dataset = jobs.layout(4, sampler=sampler, **cap), jobs.dataset

@@ -20,18 +20,9 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.keys import commitment, derive
-from pipelines.core.users import (
-    KEY_LABEL,
-    Bounded,
-    UserBound,
-    draw_priorities,
-)
+from pipelines.core.users import KEY_LABEL, Bounded, UserBound, draw_priorities
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_row_groups
-from pipelines.tables.bounding import (
-    USER,
-    bound_pieces,
-    bounded_schema,
-)
+from pipelines.tables.bounding import USER, bound_pieces, bounded_schema
 from pipelines.tables.prepared_files import ROW_GROUPS_PER_FILE
 from tests.pipelines.conftest import contents
 

@@ -171,8 +171,7 @@ def test_lists_of_categories_are_cut_or_filled_up() -> None:
 def test_lists_of_numbers_are_flat_and_scaled() -> None:
     column = {"kind": "numeric", "length": 4, "range": [0, 2]}
     images = pa.array(
-        [[[0, 1], [2, 9]], [[2, 2], [2, 2]], None],
-        pa.list_(pa.list_(pa.uint8(), 2), 2),
+        [[[0, 1], [2, 9]], [[2, 2], [2, 2]], None], pa.list_(pa.list_(pa.uint8(), 2), 2)
     )
     expected = [[-1, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]]
     assert numbers(images, column)["x"] == expected

@@ -384,11 +384,7 @@ DATE = {"kind": "date", **FIELDS["date"][0]}
             ["0.1"],
             {"kind": "numeric", "range": [0, 0.3]},
         ),
-        (
-            pa.array([-1], pa.timestamp("ns")),
-            ["1969-12-31 23:59:59.999999999"],
-            DATE,
-        ),
+        (pa.array([-1], pa.timestamp("ns")), ["1969-12-31 23:59:59.999999999"], DATE),
         (pa.array([datetime.date(1900, 1, 1)]), ["1900-01-01"], DATE),
     ],
 )

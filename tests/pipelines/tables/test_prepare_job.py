@@ -32,10 +32,7 @@ def table_options(by: str, *, text: bool = False, **others: Any) -> TableOptions
         split["column"] = "id"
     fields = {"version": 1, "columns": columns, "split": split}
     return TableOptions(
-        schema=Schema.from_json(fields),
-        row_group_rows=2,
-        on_bad_row="skip",
-        **others,
+        schema=Schema.from_json(fields), row_group_rows=2, on_bad_row="skip", **others
     )
 
 

@@ -85,8 +85,7 @@ def rows_of(*place: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("flags", "source"),
-    [("", "csv"), ("--bound-held-out", "parquet")],
+    ("flags", "source"), [("", "csv"), ("--bound-held-out", "parquet")]
 )
 def test_users_are_whole_and_bounded_and_their_ids_gone(
     run: Run, flags: str, source: str
