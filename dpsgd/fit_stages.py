@@ -156,10 +156,10 @@ def sources_of(table: str) -> frozenset[str]:
     Raises:
       InputError: as for `table_files.list_table`.
     """
-    from pipelines.inputs.source_table import source_digests  # after --help
+    from pipelines.inputs.source_table import read_from  # after --help
     from pipelines.tables.table_files import list_table
 
-    return frozenset(source_digests(file.path for file in list_table(table)))
+    return frozenset(read_from(file.path for file in list_table(table))[SOURCES])
 
 
 def run(

@@ -49,7 +49,7 @@ def synth(
     """
     found = SynthOptions(num_rows=rows, seed=seed, rows_per_user=rows_per_user)
     began = time.perf_counter()
-    with Bars(["write"]) as bars:
+    with Bars({"write": rows}) as bars:
         update = functools.partial(bars.update, "write")
         path = write_synth(out, found, on_progress=update)
     summary = {
@@ -124,8 +124,7 @@ def _range(text: str) -> tuple[str, Range]:
             return name, (since, until)
     raise InputError(
         f"Expected --range {text} to be NAME:LOW:HIGH, two numbers or dates, the "
-        "smaller first. Write --range age:0:120, or of a date "
-        "--range joined:2000-01-01:2030-01-01."
+        "smaller first, such as age:0:120 or joined:2000-01-01:2030-01-01."
     )
 
 
@@ -141,7 +140,7 @@ def _kinds_of_columns(columns: ColumnOptions) -> dict[str, str]:
             if found.setdefault(name, kind) != kind:
                 raise InputError(
                     f"Expected one kind of column {name}; it is in --{found[name]} and "
-                    f"--{kind}. Remove it from one."
+                    f"--{kind}."
                 )
     return found
 
@@ -189,7 +188,7 @@ def prepare(
     users = _users_of(prepared, flags)
     began = time.perf_counter()
     steps = preparation.STEPS if users else preparation.STEPS[:1]
-    with stoppable(LEAVES_NOTHING), Bars(steps) as bars:
+    with stoppable(LEAVES_NOTHING), Bars(dict.fromkeys(steps, 100)) as bars:
         runtime = dataclasses.replace(runtime, on_progress=bars.update)
         summary = preparation.prepare(
             source, out, prepared, users=users, runtime=runtime
@@ -259,17 +258,15 @@ def _users_of(prepared: TableOptions, flags: dict[str, Any]) -> UserOptions | No
             return None
         flag = next(iter(flags)).replace("_", "-")
         raise InputError(
-            f"Expected no --{flag} without a column of users. "
-            f"Leave it out, or name the column of ids by --user."
+            f"Expected no --{flag} without a column of users. Name it by --user."
         )
     missing = [name.replace("_", "-") for name in _NEEDED if name not in flags]
     if missing:
         raise InputError(
             f"Expected --{' and --'.join(missing)} beside column {user} of kind user, "
             "such as --max-examples-per-user 5 --num-examples NUMBER: they bound the "
-            "rows kept of a user and of all, for training. NUMBER is public; of ten "
-            "times the rows that are kept, batches hold a tenth of --batch-size. Give "
-            'both, or write kind = "drop" in the schema.'
+            "rows kept of a user and of all, for training. NUMBER is public; if it is "
+            "ten times the rows that are kept, batches are a tenth as large."
         )
     settings = UserBound(
         user_column=user, **{name: flags.pop(name) for name in _NEEDED}

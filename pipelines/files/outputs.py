@@ -62,8 +62,7 @@ def usable_folder(path: StrPath, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        remedy = "Choose another."
+        reason, remedy = error.strerror or type(error).__name__, "Choose another."
         if is_remote(path):
             remedy = "Check its bucket, rights, credentials and endpoint."
         raise InputError(
@@ -220,10 +219,9 @@ def staged_folder(
             os.rename(data, target)
             flush_to_disk(target.parent)
         except OSError as error:
+            reason = error.strerror or type(error).__name__
             raise InputError(
-                f"Expected to be able to write --out {out}: "
-                f"{error.strerror or type(error).__name__}. Make room or restore "
-                "access, then give the same command again."
+                f"Expected to be able to write --out {out}: {reason}."
             ) from None
 
 

@@ -57,8 +57,7 @@ def find_files(
         root, names = _root_and_names(pattern)
         if any("**" in part and part != "**" for part in names.split("/")):
             raise InputError(
-                f"Expected ** in {option} {pattern} to stand for whole folders, as in "
-                "a/**/b."
+                f"Expected ** in {option} {pattern} to be whole folders, as in a/**/b."
             )
         if names:
             found = _listed(root, names)
@@ -166,18 +165,15 @@ def _check_files(paths: Iterable[str], option: str) -> None:
             status = os.stat(path)
         except FileNotFoundError:
             raise InputError(
-                f"Expected {shown} of {option} to lead to a file; it is a link "
-                "to nothing. Restore the file, or remove the link."
+                f"Expected {shown} of {option} to be a file; it is a link to nothing."
             ) from None
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(
-                f"Expected {shown} of {option} to be a file. Move it away."
-            )
+            raise InputError(f"Expected {shown} of {option} to be a file.")
         # Some file systems report inode 0 for every file.
         known = (status.st_dev, status.st_ino) if status.st_ino else None
         first = seen.setdefault(known or os.path.realpath(path), path)
         if first != path:
             raise InputError(
                 f"Expected every file of {option} once; {without_values(first)} and "
-                f"{shown} are the same file. Remove the link."
+                f"{shown} are the same."
             )

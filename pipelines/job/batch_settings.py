@@ -54,8 +54,7 @@ class BatchSettings:
         if given is not None and not self._truncates:
             raise InputError(
                 f"Expected --truncated-batch-size={given} with a sampler that "
-                f"truncates, such as {TRUNCATED_POISSON}; sampler is {self.sampler}. "
-                "Leave it out."
+                f"truncates, such as {TRUNCATED_POISSON}; sampler is {self.sampler}."
             )
         if self.bands == 1 and not sampler_registry.rules(self.sampler).cyclic:
             object.__setattr__(self, "bands", None)  # frozen

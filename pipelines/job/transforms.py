@@ -180,8 +180,7 @@ class _AwaitFn(beam.DoFn):
         if delivered != list(range(self._num_blocks)):
             raise InputError(
                 f"Expected the engine to deliver each of {self._num_blocks} elements "
-                f"once; it delivered {len(delivered)}. Run the job again, on a runner "
-                "that loses and repeats nothing."
+                f"once; it delivered {len(delivered)}. Use one that loses none."
             )
         yield from self._groups
 

@@ -47,17 +47,13 @@ version = {version}
 """
 _SPLIT = """
 [split]  # train, val and test
-by = "random"  # or "fraction", first to last; "hash" or "time" of a column
+{by}
 shares = [80, 10, 10]
 """
-_SPLIT_BY_USER = """
-[split]  # train, val and test
-by = "hash"  # of the user: all rows of one are in one split
-column = {user}
-shares = [80, 10, 10]
-"""
-
-
+_AT_RANDOM = (
+    'by = "random"  # or "fraction", first to last; "hash" or "time" of a column'
+)
+_BY_USER = 'by = "hash"  # of the user: all rows of one are in one split'
 _IS_ID = re.compile("(^|_)id$", re.IGNORECASE)
 #: The least and the largest possible value of a column, which are public.
 Range = tuple[float, float] | tuple[datetime.datetime, datetime.datetime]
@@ -133,8 +129,8 @@ def first_schema(
         lines = [f"{name} = {_value(each)}" for name, each in fields.items()]
         head += "\n".join(["", "[input]", *lines, ""])
     users = [name for name, kind in kinds.items() if kind == USER]
-    split = _SPLIT_BY_USER.format(user=_value(users[0])) if users else _SPLIT
-    return "\n".join([head + split, "\n\n".join(tables)]) + "\n"
+    by = f"{_BY_USER}\ncolumn = {_value(users[0])}" if users else _AT_RANDOM
+    return "\n".join([head + _SPLIT.format(by=by), "\n\n".join(tables)]) + "\n"
 
 
 # --- From names and types -----------------------------------------------------------

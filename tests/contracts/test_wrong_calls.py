@@ -99,7 +99,7 @@ def reached(*_: Any, **__: Any) -> Any:
 
 #: Where the work of a command begins, if it is no matter of a moment.
 WORK = {
-    "batches": "pipelines.job.poisson_batching.open_job",
+    "batches": "pipelines.job.job_folder.open_job",
     "demo": "trainer.cli.demo.run_stage",
     "fit": "dpsgd.fit_stages.run_stage",
     "train": "trainer.report.progress.Terminal.say",

@@ -114,8 +114,7 @@ def test_a_column_that_seems_to_name_users_is_noted_until_it_is_bounded(
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with progress_bars.Bars(["steps"]) as bars:
-        bars.set_total("steps", 3)
+    with progress_bars.Bars({"steps": 3}) as bars:
         # A test may pause for longer than there is between two lines.
         for seconds in (math.inf, 0.0, math.inf):
             monkeypatch.setattr(progress_bars, "_LINE_SECONDS", seconds)

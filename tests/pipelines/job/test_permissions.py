@@ -71,7 +71,7 @@ def test_an_unfinished_job_is_closed_and_so_is_its_shuffle(
     def never_done(*_: object) -> None:
         raise InputError("the disk of the manifest is lost")
 
-    monkeypatch.setattr("pipelines.job.poisson_batching.finish_job", never_done)
+    monkeypatch.setattr("pipelines.job.job_folder.finish_job", never_done)
     with pytest.raises(InputError, match="is lost"):
         jobs.write("o", layout)
     names = {path.name.split("-")[0] for path in out.rglob("*")}

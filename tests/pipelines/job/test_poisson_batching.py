@@ -50,7 +50,7 @@ def test_no_element_is_lost_or_counted_twice() -> None:
     ordinals = list(range(5))
     gather = transforms._AwaitFn(5, (0, 2))
     for named in (ordinals[1:], ordinals[:-1], [*ordinals, 2], [0] * 5):
-        with pytest.raises(InputError, match="loses and repeats nothing"):
+        with pytest.raises(InputError, match="deliver each of 5"):
             list(gather.process((0, named)))
     assert list(gather.process((0, ordinals[::-1]))) == [0, 2]
 

@@ -228,7 +228,7 @@ def lose(path: pathlib.Path) -> None:
         (PlanSampler, "choose", quoting_a_row, "ValueError"),
         (packing, "encode_batch", quoting_a_row, "ValueError"),
         (packing, "read_block", before_reading(lose), "to be readable"),
-        (packing, "read_block", before_reading(damage), "row group"),
+        (packing, "read_block", before_reading(damage), "and intact"),
     ],
     ids=["full in map", "full in reduce", "map dies", "reduce fails", "input lost",
          "input damaged"],

@@ -21,7 +21,7 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.core.keys import commitment, derive
 from pipelines.core.users import KEY_LABEL, Bounded, UserBound, draw_priorities
-from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_row_groups
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.tables.bounding import USER, bound_pieces, bounded_schema
 from pipelines.tables.prepared_files import ROW_GROUPS_PER_FILE
 from tests.pipelines.conftest import contents
@@ -119,7 +119,7 @@ def test_at_most_k_in_order_without_the_id(bound: Bound) -> None:
         assert path.name == f"part-0000{number}.parquet"
         sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
         assert sizes == [4] * ROW_GROUPS_PER_FILE
-    told = json.loads(list_row_groups(str(out)).schema.metadata[DATASET_METADATA_KEY])
+    told = list_blocks(str(out), of_numbers=False).description
     assert told["name"] == "clicks"
     note = Bounded.of(told)
     assert note is not None
