@@ -186,7 +186,7 @@ def _path_of(table: Any, found: pa.Table | None, out: pathlib.Path) -> str:
     if found is None:
         return os.fspath(table)
     path = out / PRIVATE_NAME / "table.parquet"
-    make_private_folder(path.parent, remedy="Name another out.")
+    make_private_folder(path.parent)
     if not path.exists() or not holds_results(out):
         with new_table(path, found.schema) as writer:
             writer.write_table(found)

@@ -52,9 +52,8 @@ def check(batches: StrPath, run_id: str) -> None:
         raise InputError(
             f"Expected batches={batches} to be of this run alone; the run begun in "
             f"{mark['folder']} has used them, and nothing is proven for two runs on "
-            "the same batches together. Make others, by `dpsgd batches` (or `dpsgd "
-            "fit`) with another --out, or accept that by --batches-used-before (in "
-            "Python batches_used_before=True)."
+            "the same batches together. Make others by `dpsgd batches`, or accept that "
+            "by --batches-used-before (in Python batches_used_before=True)."
         )
 
 

@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting.core.validation import InputError
+from pipelines.core.batches import reader
 from pipelines.core.batches.manifest import (
     Certificate,
     Checksums,
@@ -35,14 +36,6 @@ from pipelines.core.batches.manifest import (
     Manifest,
     digest_of_seal,
     record_bytes,
-)
-from pipelines.core.batches.reader import (
-    ALL,
-    RANGE_BYTES,
-    Read,
-    Share,
-    StoredBatches,
-    changed,
 )
 from pipelines.core.batches.reader import CERTIFICATE_NAME as CERTIFICATE_NAME
 from pipelines.core.batches.reader import CHECKSUMS_NAME as CHECKSUMS_NAME
@@ -61,7 +54,7 @@ _AHEAD_BYTES, _MOST_AHEAD = 64 << 20, 8
 
 
 def read_batches(
-    directory: StrPath, *, first_step: int = 0, share: Share = ALL
+    directory: StrPath, *, first_step: int = 0, share: reader.Share = reader.ALL
 ) -> Iterator[PhysicalBatch]:
     """Yields every physical batch of steps ``first_step`` and later, in step order.
 
@@ -80,13 +73,13 @@ def read_batches(
     )
 
 
-def stored(directory: StrPath) -> StoredBatches:
+def stored(directory: StrPath) -> reader.StoredBatches:
     """Returns the batches of a folder, of which nothing is read yet.
 
     Args:
       directory: Folder that ``dpsgd batches`` wrote, local or in a store.
     """
-    return StoredBatches(
+    return reader.StoredBatches(
         place=os.fspath(directory).rstrip("/"),
         read_file=storage.read_bytes,
         reader=functools.partial(_reader, directory),
@@ -95,7 +88,7 @@ def stored(directory: StrPath) -> StoredBatches:
 
 def _reader(
     directory: StrPath, manifest: Manifest, checksums: Checksums
-) -> tuple[Read, int]:
+) -> tuple[reader.Read, int]:
     return read_from(directory, checksums), _num_ahead(directory, manifest)
 
 
@@ -104,10 +97,10 @@ def _num_ahead(directory: StrPath, manifest: Manifest) -> int:
     if not storage.is_remote(directory):
         return 1
     record = record_bytes(manifest.columns, manifest.physical_batch_size)
-    return max(2, min(_MOST_AHEAD, _AHEAD_BYTES // max(RANGE_BYTES, record))) - 1
+    return max(2, min(_MOST_AHEAD, _AHEAD_BYTES // max(reader.RANGE_BYTES, record))) - 1
 
 
-def read_from(directory: StrPath, checksums: Checksums) -> Read:
+def read_from(directory: StrPath, checksums: Checksums) -> reader.Read:
     """Returns a function that reads the batch files of a folder, of their sizes.
 
     Args:
@@ -124,7 +117,7 @@ def read_from(directory: StrPath, checksums: Checksums) -> Read:
                 None,
                 checksums.files[name].size,
             ):
-                raise changed(path)
+                raise reader.changed(path)
             return storage.read_range(path, start, count)
         except OSError as error:
             raise _unreadable(path, error) from None

@@ -18,7 +18,7 @@ from pipelines.cli.column_options import KINDS_WITH_OPTION, ColumnOptions
 from pipelines.cli.console import show
 from pipelines.core.users import UserBound
 from pipelines.files.outputs import check_new, output_file
-from pipelines.files.processes import LEAVES_NOTHING, stoppable
+from pipelines.files.processes import stoppable
 from pipelines.files.progress_bars import Bars
 from pipelines.tables import prepare as preparation
 from pipelines.tables.first_schema import Range, first_schema
@@ -80,7 +80,16 @@ def schema(table: str, out: str, columns: ColumnOptions, *, as_json: bool) -> No
     text = schema_text(table, columns)
     with output_file(out) as write:
         write(text.encode())
-    show("First schema", _first_schema(out, text), as_json)
+    summary = {
+        "out": out,
+        "columns": text.count("\n[columns."),
+        "to_be_chosen": text.count(f'kind = "{UNCHOSEN}"')
+        + text.count(" = []  # to be"),
+        "looked_at": "names and types, no value",
+        "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
+        "--out data",
+    }
+    show("First schema", summary, as_json)
 
 
 def schema_text(table: Any, columns: ColumnOptions) -> str:
@@ -118,9 +127,9 @@ def _range(text: str) -> tuple[str, Range]:
         low, high = map(float, ends)
         if math.isfinite(low) and low < high < math.inf:
             return name, (low, high)
-    if len(ends) == 2:
+    with contextlib.suppress(ValueError):
         since, until = map(to_moment, ends)
-        if since is not None and until is not None and since < until:
+        if since < until:
             return name, (since, until)
     raise InputError(
         f"Expected --range {text} to be NAME:LOW:HIGH, two numbers or dates, the "
@@ -188,7 +197,7 @@ def prepare(
     users = _users_of(prepared, flags)
     began = time.perf_counter()
     steps = preparation.STEPS if users else preparation.STEPS[:1]
-    with stoppable(LEAVES_NOTHING), Bars(dict.fromkeys(steps, 100)) as bars:
+    with stoppable(), Bars(dict.fromkeys(steps, 100)) as bars:
         runtime = dataclasses.replace(runtime, on_progress=bars.update)
         summary = preparation.prepare(
             source, out, prepared, users=users, runtime=runtime
@@ -202,18 +211,6 @@ def _words(text: str) -> list[str]:
     """Returns the words of a line of CSV: one with a comma is between quotes."""
     lines = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     return [word.strip() for word in next(lines, []) if word.strip()]
-
-
-def _first_schema(out: str, text: str) -> dict[str, Any]:
-    to_be_chosen = text.count(f'kind = "{UNCHOSEN}"') + text.count(" = []  # to be")
-    return {
-        "out": out,
-        "columns": text.count("\n[columns."),
-        "to_be_chosen": to_be_chosen,
-        "looked_at": "names and types, no value",
-        "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
-        "--out data",
-    }
 
 
 def _prepared(

@@ -37,8 +37,6 @@ from accounting.core.validation import InputError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN = "Stopped by a signal. Give the same command again."
-#: For commands that begin anew.
-LEAVES_NOTHING = _AGAIN
 #: For commands that resume their work.
 RESUMES = f"{_AGAIN.rstrip('.')}: it goes on where it stopped."
 

@@ -9,16 +9,8 @@ import sys
 import time
 from collections.abc import Mapping
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 #: Seconds between lines where standard error is not a terminal.
 _LINE_SECONDS = 15.0
@@ -39,14 +31,14 @@ class Bars:
           totals: Label of each bar -> its total, None if it is not known yet.
           unit: Name of the unit in the singular ("step"); empty to show no speed.
         """
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn() if unit else TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[speed]}"),
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn() if unit else progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[speed]}"),
             console=Console(stderr=True, highlight=False, soft_wrap=True),
         )
         self._unit = unit

@@ -110,10 +110,6 @@ def _root_and_names(text: str) -> tuple[str, str]:
     return text[:end], "/".join(parts)
 
 
-def _matches(name: str, names: str) -> bool:
-    return re.match(glob_translate(names), name) is not None
-
-
 def _is_visible(name: str, names: str) -> bool:
     """Whether no part of a path is hidden, but for those that the glob spells."""
     spelled = {part[:1] for part in names.split("/")}
@@ -131,8 +127,9 @@ def _listed(root: str, names: str) -> list[str]:
         is_deep = folder.count("/") >= names.count("/")
         return ("**" in names or not is_deep) and _is_visible(folder, names)
 
-    there = storage.walk(root, may_hold)
-    return sorted(n for n in there if _matches(n, names) and _is_visible(n, names))
+    matches = re.compile(glob_translate(names)).match
+    found = storage.walk(root, may_hold)
+    return sorted(n for n in found if matches(n) and _is_visible(n, names))
 
 
 def _quoted(option: str, root: str, *parts: str) -> str:

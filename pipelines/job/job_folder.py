@@ -237,9 +237,7 @@ def _make_folders(out: StrPath) -> None:
     private = join(out, PRIVATE_NAME)
     with outputs.usable_folder(out, "--out"):
         for folder in (out, private, join(private, FILES_NAME)):
-            outputs.make_private_folder(
-                folder, remedy=f"Name a new folder, such as --out {join(out, 'new')}."
-            )
+            outputs.make_private_folder(folder)
 
 
 def _own_key_file(out: StrPath) -> str:

@@ -19,6 +19,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import apache_beam as beam
@@ -116,24 +117,22 @@ def write_batches(
     try:
         local = runner_of(options) == LOCAL
         place = spill_place(root, scratch, local)
-        job_folder.check_dataset(
-            layout, dataset
-        )  # before what asks how large its blocks are
+        # Before what asks how large its blocks are.
+        job_folder.check_dataset(layout, dataset)
         threads = local_threads(layout, dataset, memory_limit) if local else 1
         key_path, batches_id = job_folder.open_job(root, layout, dataset, key)
         folder = _spill_folder(root, place, batches_id)
         with job_folder.lock_job(root):
             if pending := job_folder.pending_groups(root, layout):
                 secrets = _secrets(layout, dataset, root, key_path)
-                opened = (
-                    _local_spill(folder, threads)
-                    if local
-                    else contextlib.nullcontext(shared_spill(folder, layout, dataset))
-                )
-                with (
-                    opened as spill,
-                    _progress(layout, dataset, root, pending, spill, local),
-                ):
+                with contextlib.ExitStack() as held:
+                    if local:
+                        spill = held.enter_context(_local_spill(folder, threads))
+                        left = sum(len(layout.steps(group)) for group in pending)
+                        runtime.advance(runtime.STEPS, layout.plan.num_steps - left)
+                    else:
+                        spill = shared_spill(folder, layout, dataset)
+                        held.enter_context(_counted(layout, dataset, root, spill))
                     runner = FnApiRunner() if local else None
                     pipeline = beam.Pipeline(runner, options=options)
                     write_groups(
@@ -146,22 +145,10 @@ def write_batches(
         raise storage_error(error) from error
 
 
-@contextlib.contextmanager
-def _progress(
-    layout: Layout,
-    dataset: Dataset,
-    out: str,
-    pending: list[int],
-    spill: Spill,
-    local: bool,
-) -> Iterator[None]:
-    """Reports the progress of the workers."""
-    if local:
-        written = set(range(layout.num_groups)) - set(pending)
-        done = sum(len(layout.steps(group)) for group in written)
-        runtime.advance(runtime.STEPS, done)
-        yield
-        return
+def _counted(
+    layout: Layout, dataset: Dataset, out: str, spill: Spill
+) -> AbstractContextManager[None]:
+    """Reports the progress of workers that are other processes, by their files."""
 
     def count() -> dict[str, int]:
         sampled = spill.blocks_per_file * _num_files(spill.folder, BLOCK_PREFIX)
@@ -171,8 +158,7 @@ def _progress(
             runtime.BLOCKS: min(sampled, len(dataset.blocks)),
         }
 
-    with runtime.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS):
-        yield
+    return runtime.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS)
 
 
 def _num_files(folder: str, prefix: str) -> int:
@@ -206,13 +192,8 @@ def _spill_folder(out: str, place: str, batches_id: str) -> str:
     if place == out:
         return join(out, PRIVATE_NAME, job_folder.SPILL_NAME)
     folder = join(place, f"dpsgd-{job_folder.SPILL_NAME}-{batches_id}")
-    _own_folder(folder)
+    outputs.make_private_folder(folder, follow=False)
     return folder
-
-
-def _own_folder(folder: str) -> None:
-    """Makes a private folder, even in a folder that other users write to."""
-    outputs.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
 
 
 def shared_spill(folder: str, layout: Layout, dataset: Dataset) -> Spill:
@@ -240,7 +221,7 @@ def _local_spill(folder: str, num_threads: int) -> Iterator[Spill]:
     Raises:
       InputError: another process has the lock, or the folder belongs to another user.
     """
-    _own_folder(folder)
+    outputs.make_private_folder(folder, follow=False)
     with locks.locked(folder, folder):
         boot = _boot_id()
         storage.make_folder(join(folder, boot))

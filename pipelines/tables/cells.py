@@ -189,9 +189,14 @@ def known_number(value: str, missing: Iterable[str]) -> str:
       value: Expression of a double.
       missing: Texts that stand for a missing value.
     """
-    absent = ", ".join(number(literal(text), "VARCHAR") for text in missing if text)
-    also = f" OR coalesce({value} IN ({absent}), false)" if absent else ""
-    return f"CASE WHEN isnan({value}){also} THEN NULL ELSE {value} END"
+    absent = [number(literal(text), "VARCHAR") for text in missing if text]
+    return _unless(f"isnan({value})", absent, value)
+
+
+def _unless(bad: str, absent: Sequence[str], value: str) -> str:
+    """Returns a value; null if it is bad, or one of those that stand for none."""
+    also = f" OR coalesce({value} IN ({', '.join(absent)}), false)" if absent else ""
+    return f"CASE WHEN {bad}{also} THEN NULL ELSE {value} END"
 
 
 def text(cell: str, kind: str) -> str:
@@ -315,8 +320,7 @@ def known_time(value: str, missing: Iterable[str], form: str, zone: str) -> str:
       zone: As for ``time``.
     """
     absent = [time(literal(text), "VARCHAR", form, zone) for text in missing if text]
-    also = f" OR coalesce({value} IN ({', '.join(absent)}), false)" if absent else ""
-    return f"CASE WHEN NOT {in_calendar(value)}{also} THEN NULL ELSE {value} END"
+    return _unless(f"NOT {in_calendar(value)}", absent, value)
 
 
 def in_calendar(value: str) -> str:

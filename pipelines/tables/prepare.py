@@ -355,10 +355,7 @@ def prepare(
         told = {} if users is None else dataclasses.asdict(users.settings)
         if users is not None and users.bound_held_out:
             told["bound_held_out"] = True
-        how = {
-            "row_group_rows": options.row_group_rows,
-            "on_bad_row": options.on_bad_row,
-        }
+        how = {n: getattr(options, n) for n in ("row_group_rows", "on_bad_row")}
         write_record(folder, options.rows_schema, {**how, **told, **read})
     return PrepareSummary(
         num_files=len(files),

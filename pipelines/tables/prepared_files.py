@@ -25,6 +25,7 @@ Public: schema, settings, names, types, shapes.  Sensitive: all else.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -74,10 +75,11 @@ def new_table(path: pathlib.Path, schema: pa.Schema) -> Iterator[pq.ParquetWrite
         yield writer
 
 
+@dataclasses.dataclass
 class Pieces:
     """Files of rows in a folder: a new one begins when the last has enough row groups.
 
-    Args:
+    Attributes:
       folder: The folder.
       prefix: Beginning of the names.
       schema: Schema of the files.
@@ -86,19 +88,14 @@ class Pieces:
       or_empty: Whether a file is written even if there are no rows.
     """
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        prefix: str,
-        schema: pa.Schema,
-        num_rows: int,
-        num_groups: int = ROW_GROUPS_PER_FILE,
-        *,
-        or_empty: bool = False,
-    ) -> None:
-        self._folder, self._prefix, self._schema = folder, prefix, schema
-        self._num_rows, self._num_groups = num_rows, num_groups
-        self._or_empty = or_empty
+    folder: pathlib.Path
+    prefix: str
+    schema: pa.Schema
+    num_rows: int
+    num_groups: int = ROW_GROUPS_PER_FILE
+    or_empty: bool = False
+
+    def __post_init__(self) -> None:
         self._waiting: list[pa.Table] = []
         self._opened = contextlib.ExitStack()
         self._writer: pq.ParquetWriter | None = None
@@ -108,8 +105,8 @@ class Pieces:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        rest = pa.concat_tables([self._schema.empty_table(), *self._waiting])
-        is_empty = self._or_empty and not self._num_files
+        rest = pa.concat_tables([self.schema.empty_table(), *self._waiting])
+        is_empty = self.or_empty and not self._num_files
         if error[0] is None and (len(rest) or is_empty):
             self._write(rest)
         self._opened.__exit__(*error)
@@ -117,19 +114,19 @@ class Pieces:
     def write(self, table: pa.Table) -> None:
         """Writes rows, or keeps them until there is a row group of them."""
         self._waiting.append(table)
-        if sum(map(len, self._waiting)) < self._num_rows:
+        if sum(map(len, self._waiting)) < self.num_rows:
             return
         rows = pa.concat_tables(self._waiting)
-        while len(rows) >= self._num_rows:
-            self._write(rows.slice(0, self._num_rows))
-            rows = rows.slice(self._num_rows)
+        while len(rows) >= self.num_rows:
+            self._write(rows.slice(0, self.num_rows))
+            rows = rows.slice(self.num_rows)
         self._waiting = [rows]
 
     def _write(self, rows: pa.Table) -> None:
-        if self._writer is None or self._num_written == self._num_groups:
+        if self._writer is None or self._num_written == self.num_groups:
             self._opened.close()
-            path = self._folder / f"{self._prefix}{self._num_files:05d}.parquet"
-            self._writer = self._opened.enter_context(new_table(path, self._schema))
+            path = self.folder / f"{self.prefix}{self._num_files:05d}.parquet"
+            self._writer = self._opened.enter_context(new_table(path, self.schema))
             self._num_files, self._num_written = self._num_files + 1, 0
         self._writer.write_table(
             rows.combine_chunks(), row_group_size=max(1, len(rows))

@@ -347,8 +347,10 @@ class Reader:
                 users = array.cast(pa.large_string())
             else:
                 found[name] = _numbers(array)
+        for name, members in self.schema.stacks.items():
+            found[name] = np.stack([found.pop(each.name) for each in members], axis=1)
         yield Rows(
-            arrays=self._stacked(found),
+            arrays=found,
             users=users,
             splits=self._splits(block, places),
             carried=pa.table(
@@ -358,11 +360,6 @@ class Reader:
             bytes_read=min(self.file.size, int((first + len(block)) * row_bytes)),
         )
         self.malformed.num_good += len(block)
-
-    def _stacked(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        for name, members in self.schema.stacks.items():
-            found[name] = np.stack([found.pop(each.name) for each in members], axis=1)
-        return found
 
     def _splits(self, block: pa.RecordBatch, places: np.ndarray) -> np.ndarray | None:
         """Returns the split of every row, int8; None if it is by fraction."""

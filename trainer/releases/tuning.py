@@ -322,7 +322,7 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
             shutil.rmtree(private, ignore_errors=True)  # it was killed before
             return at_present
         write_atomically(request.out / NAME, pretty_json(request.described))
-        make_private_folder(private, remedy="Choose another --out.")
+        make_private_folder(private)
         path = private / STATE_NAME
         state = _State(**read_json(path)) if path.exists() else _drawn(request)
         write_atomically(path, pretty_json(dataclasses.asdict(state)))
