@@ -115,8 +115,8 @@ def format_of(path: str) -> str:
     stem, ending = os.path.splitext(path.lower())
     if _REFUSED.search(path.lower()):
         raise InputError(
-            f"Expected {path} to be a table: CSV, TSV, JSON lines (also "
-            f"{', '.join(_PACKED)}) or Parquet. Save it as one of these, or unpack it."
+            f"Expected {path} to be CSV, TSV, JSON lines (also {', '.join(_PACKED)}) "
+            "or Parquet. Save it as one of these (a spreadsheet as CSV), or unpack it."
         )
     if ending in _PACKED:
         ending = os.path.splitext(stem)[1]

@@ -65,6 +65,7 @@ CHAINS = [
      pipelines.core.choices pipelines.core.batches.batch_format
      pipelines.files.key_sources pipelines.batches.folder pipelines.batches.verify
      pipelines.cli.data_commands pipelines.cli.batch_commands
+     pipelines.cli.data_body
      trainer.experiments.compare trainer.auditing trainer.html_report.page"""),
     ({"apache_beam"}, "trainer.train"),
   ],

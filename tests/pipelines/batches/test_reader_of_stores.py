@@ -119,7 +119,6 @@ def test_what_is_read_ahead_is_bounded(
 ) -> None:
     largest = max(path.stat().st_size for path in files_of(batches))
     monkeypatch.setattr(reader, "RANGE_BYTES", largest)
-    monkeypatch.setattr(of_folder, "RANGE_BYTES", largest)
     monkeypatch.setattr(of_folder, "_AHEAD_BYTES", 3 * largest)
     read, began = storage.read_range, threading.Semaphore(0)
 

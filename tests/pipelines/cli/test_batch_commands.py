@@ -129,11 +129,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
         ([], "truncated-poisson", None),
         (["--bands=1"], "truncated-poisson", None),
         (["--bands=4"], "truncated-cyclic-poisson", 4),
-        (
-            ["--bands=auto", "--epsilon=1", "--delta=1e-6"],
-            "truncated-cyclic-poisson",
-            8,
-        ),
+        (["--bands=auto", "--epsilon=1"], "truncated-cyclic-poisson", 8),
         (["--epsilon=1", "--sampler=poisson"], "cyclic-poisson", 8),
         (["--epsilon=1", "--sampler=balls-and-bins"], "balls-and-bins", None),
         (["--epsilon=1", "--bands=1"], "truncated-poisson", None),

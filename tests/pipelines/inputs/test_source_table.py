@@ -70,13 +70,6 @@ SCHEMA: dict[str, Any] = {
         "when": {"kind": "date"},
     },
 }
-AGAIN = Schema.from_json(
-    {
-        "version": 1,
-        "columns": {"label": {"kind": "label", "task": "classes", "classes": 120}},
-        "split": {"by": "hash", "column": "label", "shares": [1, 0, 1], "salt": "x"},
-    }
-)
 BY_TIME = {"by": "time", "column": "when", "cut_users": True}
 
 
@@ -155,12 +148,10 @@ def test_bounded_tables_are_not_prepared_again(tmp_path: pathlib.Path) -> None:
     source = table_of(list_blocks(str(tmp_path / "a.parquet")))
     found = table_of(list_blocks(str(tmp_path / "first" / "train")))
     assert found.sources == source.sources
+    again = {"version": 1, "columns": {"label": SCHEMA["columns"]["row"]}}
+    made = TableOptions(schema=Schema.from_json(again))
     with pytest.raises(InputError, match="users are bounded already"):
-        prepare(
-            str(tmp_path / "first" / "train"),
-            tmp_path / "again",
-            TableOptions(schema=AGAIN),
-        )
+        prepare(str(tmp_path / "first" / "train"), tmp_path / "again", made)
 
 
 def test_files_in_common_are_noticed_and_others_are_others(raw: pathlib.Path) -> None:
