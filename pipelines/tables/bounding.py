@@ -99,7 +99,6 @@ def bound_pieces(
       rows: Schema of the rows, without USER.
       table: Names the table and the split among all that this key bounds, such as by a
         digest of its files: choices for different names are independent.
-      limits: What the job may use.
       row_group_rows: Rows of a row group, at most.
       work: Private folder for what is spilled, and removed later.  Sensitive.
       memory_limit: Bytes; DuckDB has half of it, and 128 MiB of that for a thread.

@@ -40,9 +40,7 @@ _SPLIT = """
 {by}
 shares = [80, 10, 10]
 """
-_AT_RANDOM = (
-    'by = "random"  # or "fraction", first to last; "hash" or "time" of a column'
-)
+_AT_RANDOM = 'by = "random"  # or "fraction", in order; "hash" or "time" of a column'
 _BY_USER = 'by = "hash"  # of the user: all rows of one are in one split'
 _IS_ID = re.compile("(^|_)id$", re.IGNORECASE)
 #: The least and the largest possible value of a column, which are public.
