@@ -383,7 +383,7 @@ def _mean_of_last_axis(labels: Any, outputs: Any) -> Any:
         (lambda: _dense(lambda a, _: a[:, 0]), "mse", {}),
         (lambda: _dense(lambda a, _: a[:, 0]), _mean_of_last_axis, {}),
         # Names of columns where Keras has them.
-        (lambda: _of_key("integers", None), "mse", {}),
+        (lambda: _of_key("integers", None), "mse", {"jit_compile": False}),
         (lambda: _of_key("integers", "numbers"), "mse", {}),
         # A loss that all outputs of a dict have.
         (lambda: _dense(lambda a, _: {"label": a}), "mse", {}),
@@ -396,7 +396,6 @@ def _mean_of_last_axis(labels: Any, outputs: Any) -> Any:
                 "auto_scale_loss": True, "weighted_metrics": None,
             },
         ),
-        (_dense, "mse", {"jit_compile": False}),
     ],
 )  # fmt: skip
 def test_what_keras_takes_is_trained_as_a_loop_over_rows_would(

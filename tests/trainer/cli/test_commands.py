@@ -60,6 +60,7 @@ def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
     return write_run_folder(tmp_path / "run", small_batches)
 
 
+@pytest.mark.thorough
 def test_plan_and_account_load_neither_tensorflow_nor_beam(run: pathlib.Path) -> None:
     plan = "--num-examples=10000 --batch-size=100 --epochs=1 --delta=1e-6"
     lines = [
@@ -204,6 +205,7 @@ def test_account_prints_the_trade_off_and_rounds_mu_up() -> None:
         assert 100 * best <= float(most)
 
 
+@pytest.mark.thorough
 def test_train_refuses_before_tensorflow_is_loaded(
     tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
 ) -> None:

@@ -14,6 +14,7 @@ from trainer.core.step.noise import aligned
 from trainer.core.tf_compat import tf
 
 
+@pytest.mark.thorough
 def test_another_backend_of_keras_is_refused_and_not_overridden() -> None:
     """Seen to fail: Keras ran on TensorFlow, whatever was asked for."""
     command = [sys.executable, "-c", "import trainer.core.tf_compat"]

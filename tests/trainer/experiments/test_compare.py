@@ -222,9 +222,7 @@ def _result(auc: float, *, ema: float | None = None, **privacy: Any) -> dict[str
 
 
 def test_summarise_reports_every_case_with_mean_and_standard_deviation() -> None:
-    plain = _case(
-        settings=TrainSettings(method="non-private"), target_epsilon=None,
-    )  # fmt: skip
+    plain = _case(settings=NON_PRIVATE, target_epsilon=None)
     results = [
         (_case(), _result(0.7, ema=0.5)),
         (_case(), _result(0.8, ema=0.7, epsilon=2.75)),

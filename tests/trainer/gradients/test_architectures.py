@@ -25,12 +25,11 @@ TOLERANCE = 2.0**4 * 2.0**-24
 
 #: The plain suite has one of each kind, which is traced in less time.
 PLAIN = (
-    "bag_of_words", "convolution_of_clips", "deep_and_cross", "deep_interest",
-    "gradient_of_ones_own", "grouped_convolution", "label_smoothing", "mixture_density",
-    "mnist_convnet", "multi_gate_experts", "named_classes", "next_frame", "odd_layers",
-    "ordinal_regression", "overridden_call", "padded_transformer", "preprocessing",
-    "siamese", "stacked_cells", "subclass", "tied_autoencoder", "two_towers",
-    "untracked_table", "wavenet",
+    "bag_of_words", "convolution_of_clips", "deep_interest", "gradient_of_ones_own",
+    "label_smoothing", "mixture_density", "mnist_convnet", "multi_gate_experts",
+    "named_classes", "odd_layers", "ordinal_regression", "overridden_call",
+    "padded_transformer", "preprocessing", "stacked_cells", "subclass",
+    "tied_autoencoder", "two_towers", "untracked_table",
 )  # fmt: skip
 
 

@@ -199,6 +199,7 @@ def _in_old_keras(make: Callable[[], Any], tf_keras: Any) -> Any:
         return make()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [masked_ids, OTHER[0]])
 def test_the_clipped_sum_is_the_update_of_dp_model_on_its_vectorised_path(
     make: Callable[[], Any], rows: Any

@@ -120,6 +120,7 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
         assert_close(arrays(found), wanted)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
 def test_bam_moves_the_weights_once_for_all_views(path: str) -> None:
     model = grouped(dense_per_position if path == ONE_PASS else both_inputs)

@@ -149,7 +149,7 @@ def test_the_graph_that_runs_is_the_one_that_was_proven(rows: Any) -> None:
     "name",
     [
         "tf_privacy_mnist",
-        "mobile_blocks",
+        pytest.param("mobile_blocks", marks=pytest.mark.thorough),
         pytest.param("text_transformer", marks=pytest.mark.thorough),
     ],
 )

@@ -151,6 +151,7 @@ def _exported(network: Any, folder: pathlib.Path) -> list[bytes]:
     return [without_numbers(path, start) for path in paths]
 
 
+@pytest.mark.thorough
 def test_the_names_depend_only_on_what_is_exported(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,7 +231,10 @@ def alone() -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    [("dp-sgd", 3), ("auto", 2), ("bam", 2), ("dp-sat", 2), ("model-mix", 2)],
+    [
+        *(("dp-sgd", 3), ("auto", 2), ("model-mix", 2)),
+        *(pytest.param(x, 2, marks=pytest.mark.thorough) for x in ("bam", "dp-sat")),
+    ],
 )
 def test_weights_are_the_same_bits_on_any_number_of_workers(
     method: str, count: int, alone: list[np.ndarray]

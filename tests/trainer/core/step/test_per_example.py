@@ -101,7 +101,9 @@ AMPLIFY: dict[Callable[[Any], Any], tuple[int, ...]] = {
 }
 
 
-@pytest.mark.parametrize("path", [None, SINGLE_EXAMPLES])
+@pytest.mark.parametrize(
+    "path", [None, pytest.param(SINGLE_EXAMPLES, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("amplify", AMPLIFY)
 def test_what_a_row_adds_does_not_tell_its_place(
     amplify: Callable[[Any], Any], path: str | None
