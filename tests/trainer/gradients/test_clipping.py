@@ -121,6 +121,7 @@ def test_a_step_computes_by_the_graph_that_was_checked(
     plain = make_model(own_gradient)
     model = dataclasses.replace(plain, columns=manifest.columns, loss=square)
     check_model(model, manifest)
+    model = model.described({"of": "a run"})
     data = rows(NUM_ROWS)
     columns, weight = batch(data, padding=manifest.physical_batch_size - NUM_ROWS)
     checked = naive_sum(model, data, CLIP)
