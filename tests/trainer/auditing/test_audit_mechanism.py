@@ -33,7 +33,7 @@ from trainer.auditing import CANNOT_SEE, settings_of_run
 from trainer.auditing import audit as run_audit
 from trainer.core.step import noise
 from trainer.run import privacy
-from trainer.settings.requests import LARGEST_NOISE, AuditSettings
+from trainer.settings.requests import AuditSettings
 
 DELTA = 1e-5
 NOISE = 0.8
@@ -269,13 +269,6 @@ def test_users_that_nobody_bounded_are_found() -> None:
     honest = run_audit(_settings(canary_rows=1))
     assert not honest.verdict.violated
     assert "several rows of one person" in honest.fields["cannot_see"]
-
-
-def test_the_largest_noise_is_what_the_grid_holds() -> None:
-    unit = auditing._UNIT
-    noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE, unit)
-    with pytest.raises(ValueError, match=r"at most 2\^47 units"):
-        noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE * 1.001, unit)
 
 
 # --- Audits of runs -------------------------------------------------------------------

@@ -386,6 +386,7 @@ def test_a_prediction_that_is_not_finite_refuses_nothing(
     assert evaluated(epsilon=4.0)["log_loss"] > 2.0
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_held_out_rows(
     root: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

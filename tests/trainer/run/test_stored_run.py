@@ -130,6 +130,7 @@ def test_the_objects_of_a_finished_run_are_the_files_of_the_run_here(
     ))  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_goes_on_on_another_machine(
     stored: Any, store: Store, chain: Chain
 ) -> None:
