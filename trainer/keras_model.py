@@ -474,10 +474,10 @@ class PrivateModel(keras.Model):
         self._compiled_by = (settings, described)
         trained = models.make_trained(model, self._session.manifest, self._views)
         sizes = (int(np.prod(v.shape)) for v in model.variables)
-        description = {**trained.description, "num_parameters": sum(sizes)}
+        trained = trained.described({"num_parameters": sum(sizes)})
         self._training.use(
             model,
-            dataclasses.replace(trained, description=description),
+            trained,
             settings=settings,
             optimizer=optimizer,
             description=described,
