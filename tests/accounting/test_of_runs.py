@@ -94,7 +94,7 @@ def test_epsilon_and_noise_are_those_of_dp_accounting():
     assert exact(noise) == pytest.approx(2.0, rel=1e-3)
 
 
-def test_what_is_proven_of_one_run_alone_is_refused():
+def test_what_is_proven_of_one_run_or_clip_alone_is_refused():
     persistent = _plan("persistent-shuffle")
     assert together(persistent, 1) == persistent
     with pytest.raises(InputError, match="of_runs=2 to be 1 for sampler='persistent"):
@@ -106,6 +106,10 @@ def test_what_is_proven_of_one_run_alone_is_refused():
     asked = {"noise_multiplier": NOISE, "delta": DELTA, "l2_norm_clip": 1.0}
     with pytest.raises(InputError, match="of_runs=2 to be 1 for ModelMix"):
         privacy_statement(_plan("poisson"), theorem=mixing, of_runs=2, **asked)
+    with pytest.raises(InputError, match="l2_norm_clip=2.0 to be that of ModelMix"):
+        privacy_statement(
+            _plan("poisson"), theorem=mixing, **{**asked, "l2_norm_clip": 2.0}
+        )
 
 
 # -- the command -----------------------------------------------------------------------
