@@ -30,9 +30,10 @@ from accounting.core.samplers.cyclic_poisson import coefficients
 _MOST_BANDS = 16
 #: Fewer bands are preferred if their noise exceeds the least by at most this share.
 _ENOUGH = 0.05
-#: Steps for each band, at least: a run of fewer ends before the noise of its steps, which
-#: is larger, has cancelled.  In 16 runs of 40 steps at epsilon 8, AUC rose by 0.003 with 4
-#: bands and fell by 0.001 and 0.005 with 8 and 16; in 122 steps it rose by 0.005 with 16.
+#: Steps for each band, at least: a run of fewer ends before the noise of its steps,
+#: which is larger, has cancelled.  In 16 runs of 40 steps at epsilon 8, AUC rose by
+#: 0.003 with 4 bands and fell by 0.001 and 0.005 with 8 and 16; in 122 steps it rose by
+#: 0.005 with 16.
 _STEPS_PER_BAND = 7
 #: Decay of the average over steps, as in Adam's momentum.
 _MOMENTUM = 0.9

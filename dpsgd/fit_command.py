@@ -20,6 +20,7 @@ import dataclasses
 import json
 import pathlib
 import shlex
+import sys
 import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -42,6 +43,10 @@ from pipelines.files.storage import write_atomically
 
 #: Not a choice about the model: another value goes on in the same folder.
 _NO_CHOICE = ("out", "dry_run")
+#: Columns of a kind that are named.
+_SHOWN = 20
+#: Files of the choices.
+_CHOICES = ("fit.toml", "schema.toml")
 #: Flags of `dpsgd train` that stages set; a second value would override.
 _SET_BY_STAGES = (
     "--batches", "--out", "--epsilon", "--noise-multiplier", "--delta", "--of-runs",
@@ -93,7 +98,12 @@ def _check_choices(text: str, asked: FitOptions) -> None:
     ends = {name: column.get("range") for name, column in columns.items()}
     label = next((name for name, kind in kinds.items() if kind == "label"), "")
     if ends.get(label) == []:
-        missing.append(f"the range of the label (--range {label}:LOW:HIGH)")
+        missing.append(
+            f"the range of the label (--range {label}:LOW:HIGH), or its classes if it "
+            "is no number (--classes 0,1)"
+        )
+    if columns.get(label, {}).get("classes") == []:
+        missing.append(f"the classes of the label {label} (--classes no,yes)")
     if "user" not in kinds.values() and not asked.rows_are_independent:
         missing.append(
             "whether a person may have several rows (--user COLUMN of the person's id, "
@@ -119,7 +129,28 @@ def _check_choices(text: str, asked: FitOptions) -> None:
         )
 
 
+def _kinds_in_words(columns: Mapping[str, Any]) -> str:
+    """Returns the columns of each kind, of which some follow from types alone."""
+    found: dict[str, list[str]] = {}
+    for name, column in columns.items():
+        length = column.get("length")
+        told = f" (the first {length} of a list)" if length else ""
+        found.setdefault(column["kind"], []).append(f"{name}{told}")
+    kinds = (
+        f"{kind} {', '.join(names[:_SHOWN])}"
+        f"{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
+        for kind, names in found.items()
+    )
+    return f"Columns by kind: {'; '.join(kinds)}."
+
+
 # -- choices and stages ----------------------------------------------------------------
+
+
+def holds_results(out: pathlib.Path) -> bool:
+    """Whether a stage has made something in a folder of `fit`."""
+    ours = {*_CHOICES, LOCK_NAME, PRIVATE_NAME}
+    return out.exists() and bool({one.name for one in out.iterdir()} - ours)
 
 
 def _keep_choices(out: pathlib.Path, asked: FitOptions, text: str) -> None:
@@ -134,10 +165,8 @@ def _keep_choices(out: pathlib.Path, asked: FitOptions, text: str) -> None:
         if getattr(asked, field.name) != field.default and field.name not in _NO_CHOICE
     }
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in of_fit.items()]
-    files = {"fit.toml": "".join(lines), "schema.toml": text}
-    ours = {*files, LOCK_NAME, PRIVATE_NAME}
-    others = {one.name for one in out.iterdir()} - ours
-    if not others:  # nothing was made by other choices
+    files = dict(zip(_CHOICES, ("".join(lines), text), strict=True))
+    if not holds_results(out):
         for name, content in reversed(files.items()):
             write_atomically(out / name, content.encode())
         return
@@ -240,5 +269,7 @@ def made(asked: FitOptions, *, aside: bool = False) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, out):  # two at once would find ranges twice, of other choices
         _keep_choices(out, asked, text)
+        if asked.schema is None:
+            print(_kinds_in_words(_columns_of(text)), file=sys.stderr)
         fit_stages.run(out, asked, sources, aside=aside)
     return {} if asked.dry_run else _result(out, asked)

@@ -44,6 +44,7 @@ from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import MOST_RUNS, TRUNCATED_POISSON, steps_per_epoch
 from accounting.core.settings import RARE, Field, OfPrivacy
 from accounting.core.validation import InputError
+from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.cli.column_options import ColumnOptions
 from pipelines.inputs.source_table import SOURCES
 from trainer.cli.demo import run_stage
@@ -53,6 +54,11 @@ if TYPE_CHECKING:
     from trainer.settings.train_settings import TrainSettings
 
 RANGES = "ranges.toml"
+#: Way of a split, as ``pipelines.tables.schema`` names it.
+RANDOM = "random"
+_ORDERED = (
+    ' Is the table in order of its label? Write by = "random" in [split] of a --schema.'
+)
 #: Task of a label, as ``pipelines.tables.kinds`` names it.
 REGRESSION = "regression"
 #: Of the asked, those of users for `dpsgd prepare`.
@@ -150,10 +156,10 @@ def sources_of(table: str) -> frozenset[str]:
     Raises:
       InputError: as for `table_files.list_table`.
     """
-    from pipelines.inputs.source_table import source_digests  # after --help
+    from pipelines.inputs.source_table import read_from  # after --help
     from pipelines.tables.table_files import list_table
 
-    return frozenset(source_digests(file.path for file in list_table(table)))
+    return frozenset(read_from(file.path for file in list_table(table))[SOURCES])
 
 
 def run(
@@ -207,7 +213,8 @@ def _stages(
     yield from _train(out, asked, sizes)
     yield _evaluate(out, sizes.allowance, is_evaluated)
     page = out / "report.html"
-    name = pathlib.PurePath(asked.table.rstrip("/*")).name
+    source = pathlib.PurePath(asked.table.rstrip("/*"))
+    name = out.name if source.parent.name == PRIVATE_NAME else source.name
     claim = ""
     if (out / "run" / _RECORD).exists():  # it was made by the stages before
         claim = together(out, published(out / "run", asked), asked)
@@ -373,8 +380,8 @@ def _check_classes(folder: pathlib.Path, schema: Any) -> None:
         return
     raise InputError(
         f"Expected rows for training of two classes of {schema.label_name} or more; "
-        "all are of one, of which no model learns anything. Is the table in order of "
-        'its label? Write by = "random" in [split] of a --schema.'
+        "all are of one, of which no model learns anything."
+        f"{'' if schema.split.by == RANDOM else _ORDERED}"
     )
 
 
@@ -427,12 +434,17 @@ def together(out: pathlib.Path, read: Mapping[str, Any], asked: FitOptions) -> s
         count = f"{asked.of_runs:,}"
         what += f" of at most {count} such fits of this table, by one plan and split,"
     epsilon = upper_text(max(privacy["epsilon"], asked.epsilon))
-    unit, they = "row, which is", "it trains, is evaluated, or gives"
+    unit, uses = "row, which is", ["it trains", "is evaluated", "gives ranges"]
     if has_users((out / "schema.toml").read_text(encoding="utf-8")):
-        unit, they = "user, whose rows are", "they train, are evaluated, or give"
+        unit, uses = (
+            "user, whose rows are", ["they train", "are evaluated", "give ranges"]
+        )  # fmt: skip
+    of_what = dict(zip(("model", "metrics", "ranges"), uses, strict=True))
+    *first_uses, last_use = (of_what[name] for name in names)
     return (
         f"{what} together are ({epsilon}, {privacy['delta']!r})-differentially private "
-        f"for one {unit} in one part of the table: {they} ranges."
+        f"for one {unit} in one part of the table: {', '.join(first_uses)} or "
+        f"{last_use}."
     )
 
 
@@ -465,8 +477,8 @@ def _ranges(
     if found < least:
         print(
             f"\nno ranges: {found} rows of the part `val` are fewer than the {least} "
-            f"that {columns} columns need. Write `range` into a --schema if you know "
-            "it without the rows.",
+            f"that {columns} columns need. Give those that you know without the rows "
+            "(--range age:0:120).",
             file=sys.stderr,
         )
         return Stage(title)
@@ -516,8 +528,7 @@ def _is_evaluated(
         return True
     print(
         f"\nno evaluation: {found} held-out rows are fewer than the {least} of which "
-        "noise leaves something. For unprotected metrics of them add "
-        f"--train '--eval {out}/data/test'.",
+        "noise leaves something.",
         file=sys.stderr,
     )
     return False
@@ -553,10 +564,14 @@ def _schema(out: pathlib.Path) -> Any:
 
 def _num_rows(folder: pathlib.Path, part: str) -> int:
     """Returns the number of rows of a part of the prepared table, which is public."""
-    from pipelines.inputs.parquet_blocks import list_blocks  # after --help
+    import pyarrow.parquet as pq  # after --help
 
-    path = folder / part
-    return list_blocks(str(path)).num_examples if path.is_dir() else 0
+    from pipelines.inputs.parquet_blocks import list_blocks
+
+    files = [pq.read_metadata(path) for path in (folder / part).glob("*.parquet")]
+    if not any(file.num_rows for file in files):
+        return 0
+    return list_blocks(str(folder / part)).num_examples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
 import io
 import os
 import pathlib
+import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError, did_you_mean
-from dpsgd.fit_command import made
+from dpsgd.fit_command import holds_results, made
 from dpsgd.fit_stages import FitOptions
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.outputs import make_private_folder
@@ -72,34 +74,65 @@ def fit(
                 f"Expected no {name}; `dpsgd fit` has no such option."
                 f"{did_you_mean(name, names)}"
             )
-    folder = pathlib.Path(out)
+    folder, dropped = pathlib.Path(out), choices.get("drop") or ()
+    known = _arrow(table, [dropped] if isinstance(dropped, str) else [*dropped])
+    if known is not None and not isinstance(dropped, str):
+        choices["drop"] = [name for name in dropped if name in known.column_names]
+    if words := choices.get("train"):
+        choices["train"] = words if isinstance(words, str) else shlex.join(words)
     asked = FitOptions(
         label=label,
         epsilon=epsilon,
         out=str(folder),
-        ranges=tuple(
-            f"{name}:{low}:{high}" for name, (low, high) in (ranges or {}).items()
-        ),
-        table=_path_of(table, folder / PRIVATE_NAME / "table.parquet"),
-        **{name: _as_text(value) for name, value in choices.items()},
+        ranges=_range_options(ranges or {}),
+        table=_path_of(table, known, folder),
+        **{n: _as_text(each) for n, each in choices.items() if each is not None},
     )
     return made(asked)
 
 
+def _range_options(ranges: Mapping[str, tuple[Any, Any]]) -> tuple[str, ...]:
+    """Returns ranges as the option takes them.
+
+    Raises:
+      InputError: a range has no two ends.
+    """
+    found = []
+    for name, ends in dict(ranges).items():
+        if isinstance(ends, str) or len(ends) != 2:
+            raise InputError(
+                f"Expected ranges[{name!r}] to be the least and the largest possible "
+                f"value, such as (0, 120); got {ends!r}."
+            )
+        texts = (  # a colon separates the ends
+            one.strftime("%Y-%m-%dT%H%M%S")
+            if isinstance(one, datetime.datetime)
+            else str(one)
+            for one in ends
+        )
+        found.append(":".join([name, *texts]))
+    return tuple(found)
+
+
 def _as_text(value: Any) -> Any:
     """Returns a list of names as an option takes it."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
+    if isinstance(value, str) or not isinstance(value, Iterable):
         return value
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(value)
     return line.getvalue()
 
 
-def _arrow(table: Any) -> pa.Table | None:
+def _arrow(table: Any, unused: Collection[str] | None = None) -> pa.Table | None:
     """Returns a table in memory in Arrow's types; None for a path.
 
+    Args:
+      table: A table in memory, or a path.
+      unused: Columns that are left out if Arrow has no type for them; None for all.
+
     Raises:
-      InputError: something else, or a column that holds values of several types.
+      InputError: something else, names that differ from texts or occur twice, or a
+        column that holds values of several types.
     """
     if isinstance(table, pa.Table):
         return table
@@ -113,38 +146,54 @@ def _arrow(table: Any) -> pa.Table | None:
         )
     columns = {}
     for name, values in table.items():
-        if not isinstance(name, str):
+        if not isinstance(name, str) or name in columns:
             raise InputError(
-                f"Expected columns of texts as names, not {name!r}. Rename them, as by "
-                "data.rename(columns=str)."
+                f"Expected columns of different texts as names; found {name!r}"
+                f"{' twice' if name in columns else ''}. Rename them, as by "
+                "data.columns = data.columns.map(str)."
             )
         try:
-            columns[name] = pa.array(values, from_pandas=True)
+            columns[name] = _column(values, pandas)
         except (pa.ArrowException, TypeError, ValueError):  # may quote a value
+            if unused is None or name in unused:
+                continue
             raise InputError(
-                f"Expected column {name} to hold values of one type. Convert it, as by "
-                f"data[{name!r}].astype(str), or drop it."
+                f"Expected column {name} to hold values of one type that Arrow has. "
+                f"Convert it, as by data[{name!r}].astype(str), or drop it."
             ) from None
     return pa.table(columns)
 
 
-def _path_of(table: Any, path: pathlib.Path) -> str:
-    """Returns the path of a table, which is written there if it is in memory.
+def _column(values: Any, pandas: Any) -> pa.Array:
+    """Returns a column of a DataFrame: Parquet has no sparse ones, nor all types."""
+    if isinstance(values.dtype, pandas.SparseDtype):
+        values = values.sparse.to_dense()
+    if isinstance(values.dtype, pandas.CategoricalDtype) and isinstance(
+        values.cat.categories.dtype, pandas.IntervalDtype
+    ):  # of pd.cut
+        values = values.cat.rename_categories(str)
+    if isinstance(values.dtype, pandas.PeriodDtype):
+        values = values.dt.to_timestamp()
+    return pa.array(values, from_pandas=True)
+
+
+def _path_of(table: Any, found: pa.Table | None, out: pathlib.Path) -> str:
+    """Returns the path of a table, which is written below ``out`` if it is in memory.
 
     Raises:
-      InputError: another table is there.
+      InputError: results of another table are there.
     """
-    found = _arrow(table)
     if found is None:
         return os.fspath(table)
-    make_private_folder(path.parent, remedy="Name another out.")
-    if not path.exists():
+    path = out / PRIVATE_NAME / "table.parquet"
+    make_private_folder(path.parent)
+    if not path.exists() or not holds_results(out):
         with new_table(path, found.schema) as writer:
             writer.write_table(found)
     elif not _is_same(pq.read_table(path), found):
         raise InputError(
-            f"Expected the table of which {path.parent.parent} was made; this is "
-            "another one. Give that one, or another out."
+            f"Expected the table of which {out} was made; this is another one. Give "
+            "that one, or another out."
         )
     return str(path)
 
@@ -176,23 +225,28 @@ def predict(
       **how: Other arguments of `trainer.prediction.predict.predict`, such as carry.
 
     Returns:
-      The predictions, a DataFrame if ``table`` is one, else a pyarrow Table; with
-      ``out`` a summary of the file.
+      The predictions, a DataFrame with the index of ``table`` if it is one, else a
+      pyarrow Table; with ``out`` a summary of the file.
 
     Raises:
       InputError: name, value, bound, remedy.
 
     """
+    if isinstance(how.get("carry"), str):
+        how["carry"] = [how["carry"]]
     found = _arrow(table)
     with tempfile.TemporaryDirectory() as name:
         source, target = table, out or pathlib.Path(name, "predictions.parquet")
         if found is not None:
             source = pathlib.Path(name, "table.parquet")
             pq.write_table(found, source)
-        summary = prediction.predict(run, source, target, **how)
+        try:
+            summary = prediction.predict(run, source, target, **how)
+        except InputError as error:
+            raise InputError(str(error).replace(str(source), "the table")) from None
         if out is not None:
             return summary
         predictions = pq.read_table(target)
     if found is None or isinstance(table, pa.Table):
         return predictions
-    return predictions.to_pandas()
+    return predictions.to_pandas().set_axis(table.index)

@@ -254,7 +254,7 @@ class _Rows:
         if (self._batches / MANIFEST_NAME).exists() and not is_begun:
             return self._batches
         self._run.mkdir(parents=True, exist_ok=True)
-        make_private_folder(self._private, remedy="Choose another run=.")
+        make_private_folder(self._private)
         with locked(self._private, self._run):
             self._check_made_of(made_of)  # of another process in the meantime
             storage.write_atomically(self._record, pretty_json(made_of), mode=0o600)

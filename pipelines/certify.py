@@ -16,14 +16,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import (
-    CERTIFICATE_NAME,
-    KEY_NAME,
-    PRIVATE_NAME,
-    read_checksums,
-    read_manifest,
-    write_certificate,
-)
+from pipelines.batches import folder
 from pipelines.batches.verify import Verification, verify
 from pipelines.core import rows
 from pipelines.core.batches.manifest import Checksums, Manifest, RecordChecksum
@@ -31,8 +24,9 @@ from pipelines.core.resample import Resampling, differing_steps, resampling
 from pipelines.core.threads import machine_memory, num_cores
 from pipelines.files import storage
 from pipelines.files.key_sources import read_key_file
-from pipelines.files.storage import StrPath, is_remote, join
+from pipelines.files.storage import StrPath, join
 from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.source_table import open_listed
 
 #: Called with a label, what is done, and the total.
 Progress = Callable[[str, int, int], None]
@@ -78,7 +72,8 @@ def certify(
     Raises:
       InputError: key or input are not those of the batches, or memory is too small.
     """
-    manifest, checksums = read_manifest(directory), read_checksums(directory)
+    manifest = folder.read_manifest(directory)
+    checksums = folder.read_checksums(directory)
     resampled = _resampling(directory, manifest, source, key_file)
     num_threads = num_cores()
     if memory_limit is None:
@@ -89,7 +84,7 @@ def certify(
         f"--input: {num_passes:,}"
     )
     written = list(_written(manifest, checksums))
-    storage.delete(join(directory, CERTIFICATE_NAME))
+    storage.delete(join(directory, folder.CERTIFICATE_NAME))
     num_files, num_steps = len(manifest.files), manifest.plan.num_steps
     found = verify(directory, progress=lambda done: progress(FILES, done, num_files))
     remade = resampled.steps(
@@ -100,7 +95,7 @@ def certify(
     differing = differing_steps(remade, written)
     findings = (*found.findings, *_findings(differing))
     if not findings:
-        write_certificate(directory, manifest, checksums)
+        folder.write_certificate(directory, manifest, checksums)
     return dataclasses.replace(found, findings=findings, certified=not findings)
 
 
@@ -108,7 +103,7 @@ def _resampling(
     directory: StrPath, manifest: Manifest, source: str, key_file: StrPath | None
 ) -> Resampling:
     if key_file is None:
-        key_file = join(directory, PRIVATE_NAME, KEY_NAME)
+        key_file = join(directory, folder.PRIVATE_NAME, folder.KEY_NAME)
     key, dataset = read_key_file(key_file), list_blocks(source)
     if dataset.description != manifest.dataset:  # such as a note of other users
         raise InputError(
@@ -116,10 +111,7 @@ def _resampling(
             "batches. Give the --input of `dpsgd batches`, or make the batches again."
         )
     files = {block.name: block.path for block in dataset.blocks}
-    if any(map(is_remote, files.values())):
-        data = rows.list_blocks([*files.items()], storage.open_file)
-    else:
-        data = rows.list_blocks([*files.items()])
+    data = rows.list_blocks([*files.items()], open_listed)
     return resampling(manifest.to_json(), key, data)
 
 

@@ -522,10 +522,10 @@ class PrivateModel(keras.Model):
         self._compiled_by = (settings, described)
         trained = models.make_trained(model, self._session.manifest, self._views)
         self._num_parameters = sum(int(np.prod(v.shape)) for v in model.variables)
-        description = {**trained.description, "num_parameters": self._num_parameters}
+        trained = trained.described({"num_parameters": self._num_parameters})
         self._training.use(
             model,
-            dataclasses.replace(trained, description=description),
+            trained,
             settings=settings,
             optimizer=optimizer,
             description=described,

@@ -144,8 +144,7 @@ def _make_model(checked: Checked) -> models.TrainableModel:
         hidden=settings.hidden,
         loss=models.make_loss(settings.loss),
     )
-    started_at = weights.start_at(settings.initial_weights, model.variables)
-    return dataclasses.replace(model, description={**model.description, **started_at})
+    return model.described(weights.start_at(settings.initial_weights, model.variables))
 
 
 def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator | None:

@@ -24,15 +24,8 @@ import hashlib
 from accounting.core.validation import InputError, header, read_fields
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.files.local_files import find
-from pipelines.files.storage import (
-    StrPath,
-    absolute,
-    create,
-    join,
-    pretty_json,
-    read_bytes,
-    read_json,
-)
+from pipelines.files import storage
+from pipelines.files.storage import StrPath
 
 NAME = "used_by.json"
 _HEADER = header(1, "dpsgd-used-by")
@@ -48,20 +41,19 @@ def check(batches: StrPath, run_id: str) -> None:
     Raises:
       InputError: another run has taken the batches, or the mark cannot be read.
     """
-    path = join(batches, PRIVATE_NAME, NAME)
-    if find(path, read_bytes) is None:
+    path = storage.join(batches, PRIVATE_NAME, NAME)
+    if find(path, storage.read_bytes) is None:
         return
     mark = read_fields(
-        read_json(path), ["run", "folder"], kind=f"mark in {path}",
+        storage.read_json(path), ["run", "folder"], kind=f"mark in {path}",
         version=_HEADER["version"], format_name=_HEADER["format"],
     )  # fmt: skip
     if mark["run"] != _digest(run_id):
         raise InputError(
             f"Expected batches={batches} to be of this run alone; the run begun in "
             f"{mark['folder']} has used them, and nothing is proven for two runs on "
-            "the same batches together. Make others, by `dpsgd batches` (or `dpsgd "
-            "fit`) with another --out, or accept that by --batches-used-before (in "
-            "Python batches_used_before=True)."
+            "the same batches together. Make others by `dpsgd batches`, or accept that "
+            "by --batches-used-before (in Python batches_used_before=True)."
         )
 
 
@@ -82,12 +74,12 @@ def take(
     Raises:
       InputError: as for `check`, unless batches may be ``shared``.
     """
-    path = join(batches, PRIVATE_NAME, NAME)
-    mark = {**_HEADER, "run": _digest(run_id), "folder": absolute(folder)}
+    path = storage.join(batches, PRIVATE_NAME, NAME)
+    mark = {**_HEADER, "run": _digest(run_id), "folder": storage.absolute(folder)}
     try:
-        create(path, pretty_json(mark), mode=0o600)
+        storage.create(path, storage.pretty_json(mark), mode=0o600)
     except OSError as error:
-        if find(path, read_bytes) is None:
+        if find(path, storage.read_bytes) is None:
             return (
                 f"{path} cannot be written ({error.strerror}), so that nobody is "
                 "warned who trains on these batches again: nothing is proven for two "

@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting.core.validation import InputError
+from pipelines.core.batches import reader
 from pipelines.core.batches.manifest import (
     Certificate,
     Checksums,
@@ -36,31 +37,12 @@ from pipelines.core.batches.manifest import (
     digest_of_seal,
     record_bytes,
 )
-from pipelines.core.batches.reader import (
-    ALL,
-    RANGE_BYTES,
-    Read,
-    Share,
-    StoredBatches,
-    changed,
-)
 from pipelines.core.batches.reader import CERTIFICATE_NAME as CERTIFICATE_NAME
 from pipelines.core.batches.reader import CHECKSUMS_NAME as CHECKSUMS_NAME
 from pipelines.core.batches.reader import MANIFEST_NAME as MANIFEST_NAME
 from pipelines.core.batches.reader import PRIVATE_NAME as PRIVATE_NAME
-from pipelines.files.storage import (
-    StrPath,
-    exists,
-    is_remote,
-    join,
-    make_folder,
-    pretty_json,
-    read_bytes,
-    read_json,
-    read_range,
-    size,
-    write_atomically,
-)
+from pipelines.files import storage
+from pipelines.files.storage import StrPath
 
 if TYPE_CHECKING:  # who reads a manifest needs no PyArrow
     from pipelines.core.batches.batch_format import PhysicalBatch
@@ -72,7 +54,7 @@ _AHEAD_BYTES, _MOST_AHEAD = 64 << 20, 8
 
 
 def read_batches(
-    directory: StrPath, *, first_step: int = 0, share: Share = ALL
+    directory: StrPath, *, first_step: int = 0, share: reader.Share = reader.ALL
 ) -> Iterator[PhysicalBatch]:
     """Yields every physical batch of steps ``first_step`` and later, in step order.
 
@@ -91,34 +73,34 @@ def read_batches(
     )
 
 
-def stored(directory: StrPath) -> StoredBatches:
+def stored(directory: StrPath) -> reader.StoredBatches:
     """Returns the batches of a folder, of which nothing is read yet.
 
     Args:
       directory: Folder that ``dpsgd batches`` wrote, local or in a store.
     """
-    return StoredBatches(
+    return reader.StoredBatches(
         place=os.fspath(directory).rstrip("/"),
-        read_file=read_bytes,
+        read_file=storage.read_bytes,
         reader=functools.partial(_reader, directory),
     )
 
 
 def _reader(
     directory: StrPath, manifest: Manifest, checksums: Checksums
-) -> tuple[Read, int]:
+) -> tuple[reader.Read, int]:
     return read_from(directory, checksums), _num_ahead(directory, manifest)
 
 
 def _num_ahead(directory: StrPath, manifest: Manifest) -> int:
     """Returns how many ranges are read ahead: more of a store, which answers slowly."""
-    if not is_remote(directory):
+    if not storage.is_remote(directory):
         return 1
     record = record_bytes(manifest.columns, manifest.physical_batch_size)
-    return max(2, min(_MOST_AHEAD, _AHEAD_BYTES // max(RANGE_BYTES, record))) - 1
+    return max(2, min(_MOST_AHEAD, _AHEAD_BYTES // max(reader.RANGE_BYTES, record))) - 1
 
 
-def read_from(directory: StrPath, checksums: Checksums) -> Read:
+def read_from(directory: StrPath, checksums: Checksums) -> reader.Read:
     """Returns a function that reads the batch files of a folder, of their sizes.
 
     Args:
@@ -127,16 +109,16 @@ def read_from(directory: StrPath, checksums: Checksums) -> Read:
     """
 
     def read(name: str, start: int, count: int) -> bytes:
-        path = join(directory, name)
+        path = storage.join(directory, name)
         try:
             # The sizes of a store's files are compared by ``verify``, and by the
             # trainer before its first step, in one listing.
-            if not is_remote(path) and size(path) not in (
+            if not storage.is_remote(path) and storage.size(path) not in (
                 None,
                 checksums.files[name].size,
             ):
-                raise changed(path)
-            return read_range(path, start, count)
+                raise reader.changed(path)
+            return storage.read_range(path, start, count)
         except OSError as error:
             raise _unreadable(path, error) from None
 
@@ -145,16 +127,11 @@ def read_from(directory: StrPath, checksums: Checksums) -> Read:
 
 def _unreadable(path: str, error: OSError) -> InputError:
     """Returns the error for a batch file that cannot be read."""
-    if not is_remote(path):
-        return InputError(
-            f"Expected batch file {path} to be readable: {type(error).__name__}. "
-            "Restore it, or make the batches again."
-        )
-    return InputError(
-        f"Expected batch file {path} to be readable: "
-        f"{error.strerror or type(error).__name__}. Restore it, or access to it, and "
-        "give the same command again: a run goes on from its last checkpoint."
-    )
+    reason, remedy = type(error).__name__, "Restore it, or make the batches again."
+    if storage.is_remote(path):
+        reason = error.strerror or reason
+        remedy = "Give the same command again: a run goes on from its last checkpoint."
+    return InputError(f"Expected batch file {path} to be readable: {reason}. {remedy}")
 
 
 def read_manifest(directory: StrPath) -> Manifest:
@@ -194,7 +171,7 @@ def write_manifest(
       seal_key: Hex digits of the secret key of the seal.
       table: Fields of the `SourceTable` of the examples, if it is known.
     """
-    data = pretty_json(manifest.to_json())
+    data = storage.pretty_json(manifest.to_json())
     checksums = Checksums(
         manifest_sha256=hashlib.sha256(data).hexdigest(),
         files=files,
@@ -203,10 +180,10 @@ def write_manifest(
         key_sha256=_digest_of_key(directory),
         table=table or {},
     )
-    make_folder(join(directory, PRIVATE_NAME))
-    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
-    write_atomically(path, pretty_json(checksums.to_json()), mode=0o600)
-    write_atomically(join(directory, MANIFEST_NAME), data)
+    storage.make_folder(storage.join(directory, PRIVATE_NAME))
+    path = storage.join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
+    storage.write_atomically(path, storage.pretty_json(checksums.to_json()), mode=0o600)
+    storage.write_atomically(storage.join(directory, MANIFEST_NAME), data)
 
 
 def _digest_of_key(directory: StrPath) -> str:
@@ -215,7 +192,7 @@ def _digest_of_key(directory: StrPath) -> str:
     It is kept beside the key, which is uniform: it tells nothing that the key does not.
     """
     try:
-        data = read_bytes(join(directory, PRIVATE_NAME, KEY_NAME))
+        data = storage.read_bytes(storage.join(directory, PRIVATE_NAME, KEY_NAME))
     except FileNotFoundError:
         return ""
     return hashlib.sha256(data).hexdigest()
@@ -244,8 +221,8 @@ def write_certificate(
       manifest: Manifest of the batches.
       checksums: The checksums that were compared.
     """
-    data = pretty_json(Certificate.of(manifest, checksums).to_json())
-    write_atomically(join(directory, CERTIFICATE_NAME), data)
+    data = storage.pretty_json(Certificate.of(manifest, checksums).to_json())
+    storage.write_atomically(storage.join(directory, CERTIFICATE_NAME), data)
 
 
 def read_certificate(directory: StrPath) -> Certificate | None:
@@ -254,8 +231,10 @@ def read_certificate(directory: StrPath) -> Certificate | None:
     Raises:
       InputError: the file cannot be read, or is no certificate.
     """
-    path = join(directory, CERTIFICATE_NAME)
-    return Certificate.from_json(read_json(path)) if exists(path) else None
+    path = storage.join(directory, CERTIFICATE_NAME)
+    return (
+        Certificate.from_json(storage.read_json(path)) if storage.exists(path) else None
+    )
 
 
 def check_certificate(
@@ -277,7 +256,7 @@ def check_certificate(
     records = digest_of_seal(checksums.seal.hex())
     if not found.is_about(manifest.fingerprint, records):
         raise InputError(
-            f"Expected {join(directory, CERTIFICATE_NAME)} to be about these batches. "
-            "Remove it, or run `dpsgd verify --resample`."
+            f"Expected {storage.join(directory, CERTIFICATE_NAME)} to be about these "
+            "batches. Remove it, or run `dpsgd verify --resample`."
         )
     return True

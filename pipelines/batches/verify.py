@@ -21,15 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import (
-    KEY_NAME,
-    PRIVATE_NAME,
-    check_certificate,
-    is_same_key,
-    read_checksums,
-    read_from,
-    read_manifest,
-)
+from pipelines.batches import folder
 from pipelines.core.batches.manifest import BatchFile, Checksums, Manifest
 from pipelines.core.batches.reader import changed, check_file
 from pipelines.core.threads import in_order, num_cores
@@ -61,7 +53,7 @@ def _check_files(
 ) -> list[str]:
     """Returns the findings about the files of the manifest, in their order."""
     num_threads = 1 if is_remote(directory) else min(num_cores(), _MAX_THREADS)
-    read = read_from(directory, checksums)
+    read = folder.read_from(directory, checksums)
 
     def finding(file: BatchFile) -> str | None:
         try:
@@ -84,9 +76,7 @@ def _check_files(
 
 
 def verify(
-    directory: StrPath,
-    *,
-    progress: Callable[[int], None] = lambda num_files: None,
+    directory: StrPath, *, progress: Callable[[int], None] = lambda num_files: None
 ) -> Verification:
     """Checks every byte of a folder of batches, and reports all findings.
 
@@ -97,21 +87,22 @@ def verify(
     Raises:
       InputError: the manifest or the checksums cannot be read.
     """
-    manifest = read_manifest(directory)
-    checksums, found = read_checksums(directory), sizes(directory)
+    manifest = folder.read_manifest(directory)
+    checksums, found = folder.read_checksums(directory), sizes(directory)
     findings = _check_files(directory, manifest, checksums, found, progress)
     known = {file.name for file in manifest.files}
     for name in sorted(found):
         if name.endswith(".tfrecord") and name not in known:
             findings.append(f"Expected no batch file {name}: it is not of this job.")
-    if not is_same_key(directory, checksums):
+    key_file = join(directory, folder.PRIVATE_NAME, folder.KEY_NAME)
+    if not folder.is_same_key(directory, checksums):
         findings.append(
-            f"Expected {join(directory, PRIVATE_NAME, KEY_NAME)} to be the key of "
-            "these batches; it was changed. Restore it: they are as they were."
+            f"Expected {key_file} to be the key of these batches; it was changed. "
+            "Restore it: they are as they were."
         )
     certified = False
     try:
-        certified = check_certificate(directory, manifest, checksums)
+        certified = folder.check_certificate(directory, manifest, checksums)
     except InputError as error:
         findings.append(str(error))
     return Verification(

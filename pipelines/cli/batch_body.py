@@ -19,7 +19,7 @@ from pipelines.job import poisson_batching, runtime
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.job_folder import check_out
 from pipelines.job.packing import Layout
-from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
+from pipelines.job.sizing import expected_cost, make_layout, worker_bytes
 
 
 def _users_note(dataset: Dataset) -> str:
@@ -35,7 +35,7 @@ def _users_note(dataset: Dataset) -> str:
     )
 
 
-def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
+def _summary(layout: Layout) -> dict[str, Any]:
     plan = layout.plan
     return {
         "sampler": plan.sampler,
@@ -46,9 +46,7 @@ def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
         **({} if plan.bands is None else {"bands": plan.bands}),
         "physical_batch_size": layout.physical_batch_size,
         "files": layout.num_groups,
-        "expected_padding": round(cost.padding, 4),
-        "shuffle_bytes": cost.shuffle_bytes,
-        "output_bytes": cost.output_bytes,
+        **expected_cost(layout),
     }
 
 
@@ -89,10 +87,9 @@ def run(
     plan = settings.plan(dataset.num_examples)
     warn(settings.delta, plan.num_examples)
     layout = make_layout(plan, dataset, settings.physical_batch_size)
-    cost = estimate(layout)
     local = runner == poisson_batching.LOCAL
     poisson_batching.spill_place(absolute(out), job["scratch"], local)  # may refuse it
-    summary = _summary(layout, cost)
+    summary = _summary(layout)
     if not dataset.bounded:  # it depends on the sizes of blocks
         needed = worker_bytes(layout, dataset, is_shared=not local)
         summary["bytes_per_worker"] = needed
@@ -143,8 +140,6 @@ def write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest
             bars.advance(label, amount)
 
     with stoppable(RESUMES), Bars(totals) as bars, runtime.listen(tell):
-        for label, total in totals.items():
-            bars.set_total(label, total)
         return poisson_batching.write_batches(
             dataset=dataset, layout=layout, out=out, **others
         )

@@ -161,12 +161,11 @@ def verify(
     from pipelines.batches.verify import verify as check
     from pipelines.certify import certify
 
-    with stoppable(), Bars(["files", "steps"]) as bars:
+    with stoppable(), Bars({"files": None, "steps": None}) as bars:
         if resample:
             if source is None:
                 raise InputError(
-                    "Expected --input with --resample: the records are made again from "
-                    "it. Give the --input of `dpsgd batches`."
+                    "Expected --input with --resample: that of `dpsgd batches`."
                 )
             result = certify(
                 directory,
@@ -180,10 +179,7 @@ def verify(
             others = (("input", source), ("key-file", key_file))
             for name, value in (*others, ("memory-limit", memory_limit)):
                 if value is not None:
-                    raise InputError(
-                        f"Expected --resample with --{name} {value}. Add it, or omit "
-                        f"--{name}."
-                    )
+                    raise InputError(f"Expected --resample with --{name} {value}.")
             total = len(read_manifest(directory).files)
             result = check(
                 directory, progress=lambda done: bars.update("files", done, total)

@@ -128,9 +128,8 @@ def runtime(
     if runner is None:
         if others:
             raise InputError(
-                f"Expected no {others[0]!r}: it is no option of this command, and "
-                "those of Beam go with --runner. See --help."
-                f"{_similar(others[0], names)}"
+                f"Expected no {others[0]!r} without --runner: only Beam may have such "
+                f"an option. See --help.{_similar(others[0], names)}"
             )
         return Runtime(num_threads=num_threads)
     if num_threads is not None:

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import functools
+import io
 import math
 import time
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pipelines.cli.column_options import KINDS_WITH_OPTION, ColumnOptions
 from pipelines.cli.console import show
 from pipelines.core.users import UserBound
 from pipelines.files.outputs import check_new, output_file
-from pipelines.files.processes import LEAVES_NOTHING, stoppable
+from pipelines.files.processes import stoppable
 from pipelines.files.progress_bars import Bars
 from pipelines.tables import prepare as preparation
 from pipelines.tables.first_schema import Range, first_schema
@@ -48,7 +49,7 @@ def synth(
     """
     found = SynthOptions(num_rows=rows, seed=seed, rows_per_user=rows_per_user)
     began = time.perf_counter()
-    with Bars(["write"]) as bars:
+    with Bars({"write": rows}) as bars:
         update = functools.partial(bars.update, "write")
         path = write_synth(out, found, on_progress=update)
     summary = {
@@ -79,7 +80,16 @@ def schema(table: str, out: str, columns: ColumnOptions, *, as_json: bool) -> No
     text = schema_text(table, columns)
     with output_file(out) as write:
         write(text.encode())
-    show("First schema", _first_schema(out, text), as_json)
+    summary = {
+        "out": out,
+        "columns": text.count("\n[columns."),
+        "to_be_chosen": text.count(f'kind = "{UNCHOSEN}"')
+        + text.count(" = []  # to be"),
+        "looked_at": "names and types, no value",
+        "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
+        "--out data",
+    }
+    show("First schema", summary, as_json)
 
 
 def schema_text(table: Any, columns: ColumnOptions) -> str:
@@ -117,14 +127,13 @@ def _range(text: str) -> tuple[str, Range]:
         low, high = map(float, ends)
         if math.isfinite(low) and low < high < math.inf:
             return name, (low, high)
-    if len(ends) == 2:
+    with contextlib.suppress(ValueError):
         since, until = map(to_moment, ends)
-        if since is not None and until is not None and since < until:
+        if since < until:
             return name, (since, until)
     raise InputError(
         f"Expected --range {text} to be NAME:LOW:HIGH, two numbers or dates, the "
-        "smaller first. Write --range age:0:120, or of a date "
-        "--range joined:2000-01-01:2030-01-01."
+        "smaller first, such as age:0:120 or joined:2000-01-01:2030-01-01."
     )
 
 
@@ -140,7 +149,7 @@ def _kinds_of_columns(columns: ColumnOptions) -> dict[str, str]:
             if found.setdefault(name, kind) != kind:
                 raise InputError(
                     f"Expected one kind of column {name}; it is in --{found[name]} and "
-                    f"--{kind}. Remove it from one."
+                    f"--{kind}."
                 )
     return found
 
@@ -188,7 +197,7 @@ def prepare(
     users = _users_of(prepared, flags)
     began = time.perf_counter()
     steps = preparation.STEPS if users else preparation.STEPS[:1]
-    with stoppable(LEAVES_NOTHING), Bars(steps) as bars:
+    with stoppable(), Bars(dict.fromkeys(steps, 100)) as bars:
         runtime = dataclasses.replace(runtime, on_progress=bars.update)
         summary = preparation.prepare(
             source, out, prepared, users=users, runtime=runtime
@@ -200,20 +209,8 @@ def prepare(
 
 def _words(text: str) -> list[str]:
     """Returns the words of a line of CSV: one with a comma is between quotes."""
-    (line,) = csv.reader([text], skipinitialspace=True)
-    return [word.strip() for word in line if word.strip()]
-
-
-def _first_schema(out: str, text: str) -> dict[str, Any]:
-    to_be_chosen = text.count(f'kind = "{UNCHOSEN}"') + text.count(" = []  # to be")
-    return {
-        "out": out,
-        "columns": text.count("\n[columns."),
-        "to_be_chosen": to_be_chosen,
-        "looked_at": "names and types, no value",
-        "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
-        "--out data",
-    }
+    lines = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    return [word.strip() for word in next(lines, []) if word.strip()]
 
 
 def _prepared(
@@ -258,17 +255,15 @@ def _users_of(prepared: TableOptions, flags: dict[str, Any]) -> UserOptions | No
             return None
         flag = next(iter(flags)).replace("_", "-")
         raise InputError(
-            f"Expected no --{flag} without a column of users. "
-            f"Leave it out, or name the column of ids by --user."
+            f"Expected no --{flag} without a column of users. Name it by --user."
         )
     missing = [name.replace("_", "-") for name in _NEEDED if name not in flags]
     if missing:
         raise InputError(
             f"Expected --{' and --'.join(missing)} beside column {user} of kind user, "
             "such as --max-examples-per-user 5 --num-examples NUMBER: they bound the "
-            "rows kept of a user and of all, for training. NUMBER is public; of ten "
-            "times the rows that are kept, batches hold a tenth of --batch-size. Give "
-            'both, or write kind = "drop" in the schema.'
+            "rows kept of a user and of all, for training. NUMBER is public; if it is "
+            "ten times the rows that are kept, batches are a tenth as large."
         )
     settings = UserBound(
         user_column=user, **{name: flags.pop(name) for name in _NEEDED}

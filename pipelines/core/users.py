@@ -40,12 +40,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
-from accounting.core.validation import (
-    InputError,
-    check_int,
-    header,
-    read_fields,
-)
+from accounting.core.validation import InputError, check_int, header, read_fields
 from pipelines.core.keys import Stream, derive
 
 #: Key of the description of a data set; see ``manifest.DATASET_METADATA_KEY``.

@@ -37,9 +37,7 @@ def create_key_file(path: StrPath) -> bytes:
     make_folder(os.path.dirname(os.path.abspath(path)))
     key = new_key()
     if not create(path, f"{key.hex()}\n".encode(), mode=0o600):
-        raise InputError(
-            f"Expected key file {path} not to exist. Read it, or choose another path."
-        )
+        raise InputError(f"Expected key file {path} not to exist.")
     return key
 
 
@@ -69,7 +67,7 @@ def _text(location: str) -> bytes:
     if not stat.S_ISREG(mode):  # a pipe would wait for a writer
         raise InputError(
             f"Expected key file {location} to be a file; it is a folder, a pipe or a "
-            "device. Write the key into a file of mode 0600, and name that."
+            "device."
         )
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(

@@ -36,19 +36,18 @@ from pipelines.files.storage import SCHEME, StrPath, absolute, flush_to_disk, is
 _WILDCARDS = "*?["
 
 
-def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> None:
+def make_private_folder(path: StrPath, *, follow: bool = True) -> None:
     """Makes a private folder, as the core does; a store has its own access rules.
 
     Args:
       path: The folder.
       follow: Whether it may be a link to a folder.
-      remedy: What the user can do if it cannot be made private.
 
     Raises:
       InputError, OSError: as for `local_files.make_private_folder`.
     """
     if not is_remote(path):
-        local_files.make_private_folder(path, follow=follow, remedy=remedy)
+        local_files.make_private_folder(path, follow=follow)
 
 
 @contextlib.contextmanager
@@ -62,8 +61,7 @@ def usable_folder(path: StrPath, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        remedy = "Choose another."
+        reason, remedy = error.strerror or type(error).__name__, "Choose another."
         if is_remote(path):
             remedy = "Check its bucket, rights, credentials and endpoint."
         raise InputError(
@@ -209,7 +207,7 @@ def staged_folder(
             held.enter_context(locked_beside(work))
             _refuse_used(pathlib.Path(out))  # another process may have been faster
             shutil.rmtree(work, ignore_errors=True)
-            make_private_folder(work, remedy="Name another --out.")
+            make_private_folder(work)
         held.callback(_remove, work)
         try:
             data = work / "data"
@@ -220,10 +218,9 @@ def staged_folder(
             os.rename(data, target)
             flush_to_disk(target.parent)
         except OSError as error:
+            reason = error.strerror or type(error).__name__
             raise InputError(
-                f"Expected to be able to write --out {out}: "
-                f"{error.strerror or type(error).__name__}. Make room or restore "
-                "access, then give the same command again."
+                f"Expected to be able to write --out {out}: {reason}."
             ) from None
 
 

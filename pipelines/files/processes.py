@@ -37,8 +37,6 @@ from accounting.core.validation import InputError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN = "Stopped by a signal. Give the same command again."
-#: For commands that begin anew.
-LEAVES_NOTHING = _AGAIN
 #: For commands that resume their work.
 RESUMES = f"{_AGAIN.rstrip('.')}: it goes on where it stopped."
 
@@ -149,14 +147,13 @@ def call(function: str, *arguments: Any) -> Any:
             process.kill()  # if it has not ended
     if process.returncode == -signal.SIGKILL:
         raise InputError(
-            f"Expected enough memory for {function}: the system ended its process, as "
-            "it does if memory is short. Free some, or make batches with a smaller "
-            "--physical-batch-size."
+            f"Expected enough memory for {function}, whose process the system ended. "
+            "Free some, or make batches with a smaller --physical-batch-size."
         )
     if process.returncode:
         raise InputError(
-            f"Expected {function} to end with a result; the exit status of its process "
-            f"is {process.returncode}. What it said is above."
+            f"Expected {function} to end with a result; what it said is above (exit "
+            f"status {process.returncode})."
         )
     result, error = pickle.loads(sent)
     if error is not None:

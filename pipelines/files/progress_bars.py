@@ -7,18 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 #: Seconds between lines where standard error is not a terminal.
 _LINE_SECONDS = 15.0
@@ -28,26 +20,25 @@ class Bars:
     """Progress bars, which appear with the first progress; thread-safe.
 
     Example:
-      >>> with Bars(["blocks"]) as bars:
-      ...     bars.set_total("blocks", 1)
+      >>> with Bars({"blocks": 1}) as bars:
       ...     bars.advance("blocks", 1)
     """
 
-    def __init__(self, labels: Iterable[str], *, unit: str = "") -> None:
+    def __init__(self, totals: Mapping[str, int | None], *, unit: str = "") -> None:
         """Makes the bars.
 
         Args:
-          labels: One label per bar.
+          totals: Label of each bar -> its total, None if it is not known yet.
           unit: Name of the unit in the singular ("step"); empty to show no speed.
         """
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn() if unit else TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[speed]}"),
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn() if unit else progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[speed]}"),
             console=Console(stderr=True, highlight=False, soft_wrap=True),
         )
         self._unit = unit
@@ -55,8 +46,8 @@ class Bars:
         self._last_line = time.monotonic()
         self._told: dict[str, float] = {}
         self._tasks = {
-            label: self._progress.add_task(label, total=None, start=False, speed="")
-            for label in labels
+            label: self._progress.add_task(label, total=total, start=False, speed="")
+            for label, total in totals.items()
         }
 
     def __enter__(self) -> Bars:
@@ -87,15 +78,6 @@ class Bars:
         self._last_line = time.monotonic()
         if self._is_terminal:
             self._progress.start()
-
-    def set_total(self, label: str, total: int) -> None:
-        """Sets the total.
-
-        Args:
-          label: Label of the bar.
-          total: Units in all.
-        """
-        self._progress.update(self._tasks[label], total=total)
 
     def advance(self, label: str, amount: int) -> None:
         """Adds to the progress.

@@ -63,19 +63,11 @@ def _ask(path: StrPath, operation: Callable[[Any], Any]) -> Any:
     return _stores().ask(os.fspath(path), operation)
 
 
-def _info(path: StrPath) -> dict[str, Any] | None:
-    try:
-        return _ask(path, lambda files: files.info(path))
-    except FileNotFoundError:
-        return None
-
-
 def _entries(folder: StrPath) -> list[dict[str, Any]]:
     root = absolute(folder)
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return _ask(root, lambda files: files.ls(root, detail=True))
-    except FileNotFoundError:
-        return []
+    return []
 
 
 def _name(entry: dict[str, Any]) -> str:
@@ -254,10 +246,9 @@ def names(folder: StrPath) -> set[str]:
     """Returns the names directly in a folder; empty if there is no folder."""
     if is_remote(folder):
         return set(map(_name, _entries(folder)))
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return set(os.listdir(folder))
-    except FileNotFoundError:
-        return set()
+    return set()
 
 
 def sizes(folder: StrPath) -> dict[str, int]:
@@ -277,13 +268,12 @@ def sizes(folder: StrPath) -> dict[str, int]:
 
 def size(path: StrPath) -> int | None:
     """Returns the bytes of a file, or None if there is none."""
-    if is_remote(path):
-        entry = _info(path)
-        return entry["size"] if entry and entry["type"] == "file" else None
-    try:
+    with contextlib.suppress(FileNotFoundError):
+        if is_remote(path):
+            entry = _ask(path, lambda files: files.info(path))
+            return entry["size"] if entry["type"] == "file" else None
         return os.stat(path).st_size
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def make_folder(path: StrPath) -> None:

@@ -57,8 +57,7 @@ def find_files(
         root, names = _root_and_names(pattern)
         if any("**" in part and part != "**" for part in names.split("/")):
             raise InputError(
-                f"Expected ** in {option} {pattern} to stand for whole folders, as in "
-                "a/**/b."
+                f"Expected ** in {option} {pattern} to be whole folders, as in a/**/b."
             )
         if names:
             found = _listed(root, names)
@@ -111,10 +110,6 @@ def _root_and_names(text: str) -> tuple[str, str]:
     return text[:end], "/".join(parts)
 
 
-def _matches(name: str, names: str) -> bool:
-    return re.match(glob_translate(names), name) is not None
-
-
 def _is_visible(name: str, names: str) -> bool:
     """Whether no part of a path is hidden, but for those that the glob spells."""
     spelled = {part[:1] for part in names.split("/")}
@@ -132,8 +127,9 @@ def _listed(root: str, names: str) -> list[str]:
         is_deep = folder.count("/") >= names.count("/")
         return ("**" in names or not is_deep) and _is_visible(folder, names)
 
-    there = storage.walk(root, may_hold)
-    return sorted(n for n in there if _matches(n, names) and _is_visible(n, names))
+    matches = re.compile(glob_translate(names)).match
+    found = storage.walk(root, may_hold)
+    return sorted(n for n in found if matches(n) and _is_visible(n, names))
 
 
 def _quoted(option: str, root: str, *parts: str) -> str:
@@ -166,18 +162,15 @@ def _check_files(paths: Iterable[str], option: str) -> None:
             status = os.stat(path)
         except FileNotFoundError:
             raise InputError(
-                f"Expected {shown} of {option} to lead to a file; it is a link "
-                "to nothing. Restore the file, or remove the link."
+                f"Expected {shown} of {option} to be a file; it is a link to nothing."
             ) from None
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(
-                f"Expected {shown} of {option} to be a file. Move it away."
-            )
+            raise InputError(f"Expected {shown} of {option} to be a file.")
         # Some file systems report inode 0 for every file.
         known = (status.st_dev, status.st_ino) if status.st_ino else None
         first = seen.setdefault(known or os.path.realpath(path), path)
         if first != path:
             raise InputError(
                 f"Expected every file of {option} once; {without_values(first)} and "
-                f"{shown} are the same file. Remove the link."
+                f"{shown} are the same."
             )

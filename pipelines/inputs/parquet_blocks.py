@@ -39,7 +39,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,16 +49,14 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import DTYPES, Column
 from pipelines.core.keys import commitment, derive
 from pipelines.core.rows import RowGroup
-from pipelines.core.users import BOUNDED, Bounded
+from pipelines.core.users import Bounded
 from pipelines.files.storage import is_remote
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.source_table import (
-    ORDERED_BY,
     PREPARED_NAME,
-    footer_digest,
+    as_written,
     footer_digest_of,
     open_listed,
-    written_footers,
 )
 
 
@@ -79,7 +77,7 @@ class Block(RowGroup):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Listing:
+class Dataset:
     """The row groups and files of an input.
 
     Digests of footers are sensitive: footers hold column statistics, so a guess at a
@@ -89,13 +87,15 @@ class Listing:
       blocks: Row groups, in the order of name and number.
       files: Name -> number of rows, of every file.
       footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
-      schema: Schema of every file; None before they are written.
+      columns: Columns of every file; none of files whose columns may be of any type.
+      description: The files' own description; see ``DATASET_METADATA_KEY``.
     """
 
     blocks: tuple[Block, ...]
     files: dict[str, int]
     footers: dict[str, str] = dataclasses.field(repr=False)
-    schema: pa.Schema | None = None
+    columns: tuple[Column, ...]
+    description: dict[str, Any]
 
     @property
     def digest(self) -> str:
@@ -105,19 +105,6 @@ class Listing:
             for block in self.blocks
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Dataset(Listing):
-    """An input that batches can be made of.
-
-    Attributes:
-      columns: Columns of every file.
-      description: The files' own description; see ``DATASET_METADATA_KEY``.
-    """
-
-    columns: tuple[Column, ...]
-    description: dict[str, Any]
 
     @property
     def num_examples(self) -> int:
@@ -149,16 +136,6 @@ IsListed = Callable[[Block, str], bool]
 #: Key of the Parquet schema metadata with the description of a data set: a JSON object
 #: of public values.
 DATASET_METADATA_KEY = b"dpsgd.dataset"
-
-
-def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(file)
-    except (pa.ArrowException, OSError) as error:
-        # Arrow's message may quote data.
-        raise InputError(
-            f"Expected {path} to be an intact Parquet file: {type(error).__name__}."
-        ) from None
 
 
 _PREPARE = (
@@ -261,12 +238,6 @@ def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
     return value
 
 
-def without_note(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a description without the notes about bounded users and about order."""
-    notes = (BOUNDED, ORDERED_BY)
-    return {name: value for name, value in description.items() if name not in notes}
-
-
 def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
     """Refuses nulls that the footer counts."""
     names: dict[str, None] = {}
@@ -280,27 +251,6 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
         raise with_nulls(names, path)
 
 
-def list_blocks(pattern: str) -> Dataset:
-    """Returns the blocks, columns and description of the input.
-
-    Args:
-      pattern: A file, a folder or a glob; see ``input_files.find_files``.
-
-    Raises:
-      InputError: no rows, unreadable or differing files, unusable columns, or files
-        that contradict their note about bounded users.
-    """
-    found = list_row_groups(pattern, _check_nulls)
-    schema = found.schema
-    assert schema is not None
-    description = description_of(schema, pattern)
-    dataset = Dataset(
-        columns=numeric_columns(schema), description=description, **vars(found)
-    )
-    _check_bounded(dataset, pattern)
-    return dataset
-
-
 def _check_one_split(pattern: str) -> None:
     """Refuses all splits together: test rows would be among the training examples."""
     if os.path.isfile(os.path.join(pattern, PREPARED_NAME)):
@@ -310,18 +260,17 @@ def _check_one_split(pattern: str) -> None:
         )
 
 
-def list_row_groups(
-    pattern: str,
-    check_file: Callable[[pq.FileMetaData, str], None] = lambda *_: None,
-) -> Listing:
-    """Returns the row groups of an input with columns of any type.
+def list_blocks(pattern: str, *, of_numbers: bool = True) -> Dataset:
+    """Returns the blocks, columns and description of the input.
 
     Args:
-      pattern: As in ``list_blocks``.
-      check_file: Function of footer and path of a file, which raises to refuse it.
+      pattern: A file, a folder or a glob; see ``input_files.find_files``.
+      of_numbers: Whether batches are to be made of it; otherwise columns may be of any
+        type, and no note is checked.
 
     Raises:
-      InputError: no rows, or unreadable or differing files.
+      InputError: no rows, unreadable or differing files, unusable columns, or files
+        that contradict their note about bounded users.
     """
     _check_one_split(pattern)
     blocks: list[Block] = []
@@ -329,12 +278,10 @@ def list_row_groups(
     for path, name in find_files(pattern):
         with open_listed(path) as file:
             footer = footer_digest_of(file, path)
-            parquet = _parquet_file(file, path)
+            parquet = pq.ParquetFile(file)
         schema = schema or parquet.schema_arrow
         if len(set(schema.names)) < len(schema):
-            raise InputError(
-                f"Expected columns with different names in {path}. Rename one."
-            )
+            raise InputError(f"Expected columns with different names in {path}.")
         if parquet.schema_arrow != schema:
             raise InputError(
                 f"Expected the columns of {path} to equal those of the first file."
@@ -342,10 +289,10 @@ def list_row_groups(
         if description_of(parquet.schema_arrow, path) != description_of(schema, path):
             raise InputError(
                 f"Expected {path} to be of one table with the first file of --input "
-                f"{pattern}; what `dpsgd prepare` noted in them differs. "
-                "Give one folder that it wrote."
+                f"{pattern}; what `dpsgd prepare` noted in them differs."
             )
-        check_file(parquet.metadata, path)
+        if of_numbers:
+            _check_nulls(parquet.metadata, path)
         files[name] = parquet.metadata.num_rows
         if parquet.num_row_groups:
             footers[name] = footer
@@ -362,64 +309,44 @@ def list_row_groups(
                 )
             )
     if not any(block.num_rows for block in blocks):
-        raise InputError(
-            f"Expected rows in --input {pattern}; there are none. Give another input."
-        )
-    return Listing(schema=schema, blocks=tuple(blocks), files=files, footers=footers)
+        raise InputError(f"Expected rows in --input {pattern}; there are none.")
+    assert schema is not None
+    dataset = Dataset(
+        blocks=tuple(blocks),
+        files=files,
+        footers=footers,
+        columns=numeric_columns(schema) if of_numbers else (),
+        description=description_of(schema, pattern),
+    )
+    if of_numbers and (bounded := dataset.bounded):
+        some = {each.path: footers[each.name] for each in blocks if each.num_rows}
+        check_bounded(bounded, dataset.num_rows, some, f"--input {pattern}")
+    return dataset
 
 
-def _check_bounded(dataset: Dataset, pattern: str) -> None:
-    """Refuses a data set that contradicts its note about bounded users."""
-    bounded = dataset.bounded
-    if bounded is None:
-        return
-    check_count(bounded, dataset.num_rows, f"--input {pattern}")
-    blocks = (block for block in dataset.blocks if block.num_rows)
-    check_once({block.path: dataset.footers[block.name] for block in blocks})
-
-
-def check_count(bounded: Bounded, num_rows: int, option: str) -> None:
-    """Refuses more rows of bounded users than their public bound.
-
-    Args:
-      bounded: How the users are bounded.
-      num_rows: Number of rows.
-      option: Flag that gave the files, for messages.
-
-    Raises:
-      InputError: there are more rows than the bound.
-    """
-    if num_rows > bounded.num_examples:
-        raise InputError(
-            f"Expected {option} to hold at most the num_examples="
-            f"{bounded.num_examples} rows of `dpsgd prepare`; it holds more. Give only "
-            "the folder that it wrote."
-        )
-
-
-def check_files_once(paths: Iterable[str]) -> int:
-    """Returns the number of rows of files, which ``check_once`` accepts.
-
-    Args:
-      paths: Parquet files of rows of bounded users.
-    """
-    rows = {path: pq.read_metadata(path).num_rows for path in paths}
-    check_once({path: footer_digest(path) for path in rows if rows[path]})
-    return sum(rows.values())
-
-
-def check_once(footers: Mapping[str, str]) -> None:
+def check_bounded(
+    bounded: Bounded, num_rows: int, footers: Mapping[str, str], option: str
+) -> None:
     """Refuses files that may hold other rows of bounded users than were written.
 
     Other tools keep the note in what they make of a table; a table may be prepared
     several times, each time with the note of one `dpsgd prepare`.
 
     Args:
+      bounded: How the users are bounded.
+      num_rows: Number of rows.
       footers: Path of each file with rows -> its ``footer_digest``.
+      option: Flag that gave the files, for messages.
 
     Raises:
-      InputError: the files are of several folders, or not as they were written there.
+      InputError: there are more rows than the public bound, or the files are of
+        several folders, or not as they were written there.
     """
+    if num_rows > bounded.num_examples:
+        raise InputError(
+            f"Expected {option} to hold at most the num_examples="
+            f"{bounded.num_examples} rows of `dpsgd prepare`; it holds more."
+        )
     found: dict[str, dict[str, str]] = {}
     for path, footer in footers.items():
         real = path if is_remote(path) else os.path.realpath(path)
@@ -428,16 +355,15 @@ def check_once(footers: Mapping[str, str]) -> None:
     if len(found) > 1:
         raise InputError(
             "Expected --input to be one folder of rows of users whom `dpsgd prepare` "
-            "bounded: rows of several may be the same. Give a folder that it wrote."
+            "bounded: rows of several may be the same."
         )
     for folder, files in found.items():
-        others = sorted(dict(files.items() - written_footers(folder).items()))
+        others = sorted(dict(files.items() - as_written(folder)[0].items()))
         if others:
             raise InputError(
-                f"Expected {others[0]} in {folder} to be as `dpsgd prepare` wrote "
-                "it: in a file that was copied, joined or made by another tool a user "
-                "may have more rows than its note says. Give the folder that it "
-                f"wrote, with its {PREPARED_NAME}."
+                f"Expected {others[0]} in {folder} to be as `dpsgd prepare` wrote it, "
+                f"beside its {PREPARED_NAME}: in a copy, or in what another tool made, "
+                "a user may have more rows than its note says."
             )
 
 
@@ -519,18 +445,10 @@ def read_table(block: Block, names: Sequence[str], is_listed: IsListed) -> pa.Ta
     with open_listed(block.path) as file:
         if not is_listed(block, footer_digest_of(file, block.path)):
             raise InputError(
-                f"Expected input file {block.path} not to change during the job. "
-                "Restore it, or start again in an empty --out folder."
+                f"Expected input file {block.path} not to change during the job."
             )
-        try:
-            parquet = pq.ParquetFile(file, page_checksum_verification=True)
-            return parquet.read_row_group(block.row_group, columns=list(names))
-        except (pa.ArrowException, OSError) as error:
-            # Arrow's message may quote data.
-            raise InputError(
-                f"Expected row group {block.row_group} of {block.path} to be intact "
-                f"and to hold no nulls: {type(error).__name__}."
-            ) from None
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        return parquet.read_row_group(block.row_group, columns=list(names))
 
 
 #: Another file passes with probability 2**-128.
@@ -559,8 +477,7 @@ class KnownInput:
         key = derive(sampling_key, "data set", self.input_id)
         if self.tags[:_TAG_BYTES] != _tag(key, "key"):
             raise InputError(
-                "Expected the key file of this worker to hold the key of this job. "
-                "Let every worker read the same file, then run the job again."
+                "Expected the key file of this worker to hold the key of this job."
             )
         return key
 
@@ -577,12 +494,12 @@ class KnownInput:
         return listed == _footer_tag(data_set_key, block, footer)
 
 
-def know_input(sampling_key: bytes, dataset: Listing) -> KnownInput:
+def know_input(sampling_key: bytes, dataset: Dataset) -> KnownInput:
     """Returns the keyed digests that workers need of a data set.
 
     Args:
       sampling_key: Secret, 32 bytes.
-      dataset: From ``list_blocks`` or ``list_row_groups``.
+      dataset: From ``list_blocks``.
     """
     input_id = commitment(sampling_key, "input", dataset.digest)
     key = derive(sampling_key, "data set", input_id)

@@ -25,7 +25,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from accounting.core.plan import fingerprint
@@ -41,26 +41,29 @@ if TYPE_CHECKING:
 _SAMPLE_BYTES, _NUM_SAMPLES = 1 << 16, 16
 _PARQUET_END = b"PAR1"
 SOURCES, READ, FOOTERS = "sources", "read", "footers"
-#: In a description: the column by which all rows were ordered.
-ORDERED_BY = "ordered_by"
 #: The record that `dpsgd prepare` writes beside the folders of its splits.
 PREPARED_NAME = "_prepared.json"
 
 
-def open_listed(path: str) -> IO[bytes] | pa.NativeFile:
-    """Returns an open file of an input.
+@contextlib.contextmanager
+def open_listed(path: str) -> Iterator[IO[bytes] | pa.NativeFile]:
+    """Yields an open file of an input.
 
     Raises:
-      InputError: a file cannot be read.
+      InputError: the file cannot be opened, or is found to be damaged within the
+        context.
     """
     import pyarrow as pa  # `dpsgd fit --help` needs none
 
     try:
         # A file of Arrow's avoids a copy.
-        return storage.open_file(path) if is_remote(path) else pa.OSFile(path)
-    except OSError as error:
+        opened = storage.open_file(path) if is_remote(path) else pa.OSFile(path)
+        with opened as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:  # whose text may quote a row
         raise InputError(
-            f"Expected input file {path} to be readable: {type(error).__name__}."
+            f"Expected input file {path} to be readable and intact, and to hold no "
+            f"nulls: {type(error).__name__}."
         ) from None
 
 
@@ -129,9 +132,8 @@ class SourceTable:
         """
         if not (self.is_apart(other.sources) or self.is_held_out(other)):
             raise InputError(
-                f"Expected {option} to hold no training examples; these rows are of "
-                "the same table, and of the part that trains, or divided into parts "
-                "otherwise. Give another part of the same preparation."
+                f"Expected {option} to hold no training examples; its rows are of the "
+                "same table. Give another part of the same preparation."
             )
 
     def is_held_out(self, other: SourceTable) -> bool:
@@ -151,17 +153,6 @@ class SourceTable:
         return cls(**{**fields, "sources": tuple(fields.get("sources", ()))})
 
 
-def source_digests(paths: Iterable[str]) -> list[str]:
-    """Returns digests of source files, which tell them from others.  Sensitive.
-
-    For files that `dpsgd prepare` wrote, they are digests of the files that it read.
-
-    Args:
-      paths: Files of this machine.
-    """
-    return read_from(paths)[SOURCES]
-
-
 def read_from(paths: Iterable[str]) -> dict[str, list[str]]:
     """Returns what a record of prepared rows says of the files that were read.
 
@@ -169,14 +160,16 @@ def read_from(paths: Iterable[str]) -> dict[str, list[str]]:
       paths: Files of this machine.
 
     Returns:
-      ``SOURCES``: see ``source_digests``; ``READ``: a digest of each file.  Sensitive.
+      ``SOURCES``: digests of source files, which tell them from others; of files that
+      `dpsgd prepare` wrote, those of the files that it read.  ``READ``: a digest of
+      each file.  Sensitive.
     """
     sources, read = list[str](), list[str]()
     known: dict[str, tuple[dict[str, str], list[str]]] = {}
     for path in paths:
         folder, _, name = os.path.realpath(path).rpartition("/")
         if folder not in known:
-            known[folder] = _written(folder)
+            known[folder] = as_written(folder)
             sources += known[folder][1]
         read.append(_source_digest(path))
         footers, before = known[folder]
@@ -203,7 +196,7 @@ def table_of(listing: Any) -> SourceTable:
     """Returns the table that the rows of an input are from.
 
     Args:
-      listing: A `parquet_blocks.Listing`, which this module cannot import.
+      listing: A `parquet_blocks.Dataset`, which this module cannot import.
     """
     parts = {absolute(block.path).rpartition("/")[0] for block in listing.blocks}
     if len(parts) == 1:
@@ -224,17 +217,12 @@ def footers_of(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
     return {name: footer_digest(str(folder / name)) for name in names}
 
 
-def written_footers(folder: str) -> dict[str, str]:
-    """Returns name -> `footer_digest` of the files of a folder as they were written.
+def as_written(folder: str) -> tuple[dict[str, str], list[str]]:
+    """Returns name -> `footer_digest` of files as they were written, and the sources.
 
     Args:
       folder: A part of what `dpsgd prepare` wrote; of others nothing is known.
     """
-    return _written(folder)[0]
-
-
-def _written(folder: str) -> tuple[dict[str, str], list[str]]:
-    """Returns what ``written_footers`` does, and the digests of the sources."""
     above, _, part = folder.rpartition("/")
     path = join(above, PREPARED_NAME)
     if storage.exists(path):
@@ -272,9 +260,7 @@ def _prepared(folder: str, part: str, listing: Any) -> SourceTable | None:
         "rows": None if has_users else dict(sizes),
     }
     return SourceTable(
-        sources=tuple(sources),
-        division=fingerprint(division)[:32],
-        part=part,
+        sources=tuple(sources), division=fingerprint(division)[:32], part=part
     )
 
 

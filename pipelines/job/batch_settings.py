@@ -6,12 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from accounting.core import sampler_registry
-from accounting.core.plan import (
-    CYCLIC,
-    TRUNCATED_POISSON,
-    DpSgdPlan,
-    steps_and_epochs,
-)
+from accounting.core.plan import CYCLIC, TRUNCATED_POISSON, DpSgdPlan, steps_and_epochs
 from accounting.core.validation import InputError, check_float
 
 if TYPE_CHECKING:
@@ -59,8 +54,7 @@ class BatchSettings:
         if given is not None and not self._truncates:
             raise InputError(
                 f"Expected --truncated-batch-size={given} with a sampler that "
-                f"truncates, such as {TRUNCATED_POISSON}; sampler is {self.sampler}. "
-                "Leave it out."
+                f"truncates, such as {TRUNCATED_POISSON}; sampler is {self.sampler}."
             )
         if self.bands == 1 and not sampler_registry.rules(self.sampler).cyclic:
             object.__setattr__(self, "bands", None)  # frozen

@@ -45,15 +45,7 @@ from pipelines.core.keys import commitment, derive
 from pipelines.core.users import KEY_LABEL
 from pipelines.files import outputs, storage
 from pipelines.files.key_sources import read_key_file, read_or_create_key_file
-from pipelines.files.storage import (
-    StrPath,
-    is_remote,
-    join,
-    pretty_json,
-    read_bytes,
-    read_json,
-    write_atomically,
-)
+from pipelines.files.storage import StrPath, is_remote, join
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.inputs.source_table import table_of
 from pipelines.job.packing import Layout
@@ -64,11 +56,6 @@ SPILL_NAME = "spill"
 STARTS_NAME = "starts"
 
 
-def _mark(name: str) -> str:
-    """Returns the file name of the completion marker of the batch file ``name``."""
-    return f"{name}.json"
-
-
 def checksum_path(directory: str, name: str) -> str:
     """Returns the path of a batch file's checksum, its completion marker.
 
@@ -76,7 +63,7 @@ def checksum_path(directory: str, name: str) -> str:
       directory: Directory of the job.
       name: Name of the batch file.
     """
-    return join(directory, PRIVATE_NAME, FILES_NAME, _mark(name))
+    return join(directory, PRIVATE_NAME, FILES_NAME, f"{name}.json")
 
 
 def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum | None:
@@ -92,7 +79,7 @@ def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum |
     if size is None:
         return None
     try:
-        found = json.loads(read_bytes(checksum_path(directory, name)))
+        found = json.loads(storage.read_bytes(checksum_path(directory, name)))
         checksum = FileChecksum.from_json(found)
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
@@ -123,16 +110,13 @@ def check_out(out: StrPath) -> None:
             return  # unfinished: open_job compares it with this job
         _refuse_finished(out)
         if os.path.isfile(out) or not _is_fresh(out):
-            raise InputError(
-                f"Expected --out {out} to be an empty or new folder. Choose another."
-            )
+            raise InputError(f"Expected --out {out} to be an empty or new folder.")
 
 
 def _refuse_finished(out: StrPath) -> None:
     if storage.exists(join(out, MANIFEST_NAME)):
         raise InputError(
-            f"Expected --out {out} to be empty; it holds finished batches. Choose "
-            "another folder."
+            f"Expected --out {out} to be empty; it holds finished batches."
         )
 
 
@@ -169,9 +153,8 @@ def _check_slots(plan: DpSgdPlan, dataset: Dataset) -> None:
     places = plan.largest_batch_size is not None and plan.truncated_batch_size is None
     if places and dataset.bounded is not None:
         raise InputError(
-            f"Expected --sampler {plan.sampler} not to be used on rows kept of users: "
-            "it gives each of a public number of slots a place, and which slots have "
-            "rows depends on the users. Use truncated-poisson or poisson."
+            f"Expected --sampler {plan.sampler} not to be used on rows kept of users, "
+            "on whom depends which places have rows. Use truncated-poisson or poisson."
         )
     count = dataset.bounded.max_examples_per_user if dataset.bounded else 1
     if count > 1 and not is_supported(plan.sampler, REPLACE_SPECIAL, count):
@@ -187,7 +170,7 @@ def _check_key(dataset: Dataset, key: bytes) -> None:
     if chosen_by.startswith(commitment(key, KEY_LABEL)):
         raise InputError(
             "Expected --key-file to be of these batches alone; it chose the rows of "
-            "users that `dpsgd prepare` kept. Name a new file, or leave it out."
+            "users that `dpsgd prepare` kept."
         )
 
 
@@ -233,14 +216,16 @@ def _begin_or_continue(
     path = join(out, PRIVATE_NAME, JOB_NAME)
     state = {
         "version": str(FORMAT_VERSION),
-        "layout": fingerprint(_layout_json(layout)),
+        "layout": fingerprint(
+            {**dataclasses.asdict(layout), "plan": layout.plan.to_json()}
+        ),
         "input": dataset.digest,
         "key": commitment(key, "job"),
         "seal_key": derive(key, "seal").hex(),
     }
     if not storage.exists(path):
-        write_atomically(path, pretty_json(state), mode=0o600)
-    _check_same_job(out, read_json(path), state)
+        storage.write_atomically(path, storage.pretty_json(state), mode=0o600)
+    _check_same_job(out, storage.read_json(path), state)
     return state["version"], state["layout"], state["input"]
 
 
@@ -252,9 +237,7 @@ def _make_folders(out: StrPath) -> None:
     private = join(out, PRIVATE_NAME)
     with outputs.usable_folder(out, "--out"):
         for folder in (out, private, join(private, FILES_NAME)):
-            outputs.make_private_folder(
-                folder, remedy=f"Name a new folder, such as --out {join(out, 'new')}."
-            )
+            outputs.make_private_folder(folder)
 
 
 def _own_key_file(out: StrPath) -> str:
@@ -265,11 +248,6 @@ def _own_key_file(out: StrPath) -> str:
             "kept beside the batches. Name a file that every worker reads, or a secret."
         )
     return join(out, PRIVATE_NAME, KEY_NAME)
-
-
-def _layout_json(layout: Layout) -> dict[str, Any]:
-    fields = dataclasses.asdict(layout)
-    return {**fields, "plan": layout.plan.to_json()}
 
 
 def _check_same_job(out: StrPath, found: Any, state: dict[str, str]) -> None:
@@ -315,21 +293,6 @@ def pending_groups(out: StrPath, layout: Layout) -> list[int]:
     return [group for group in range(layout.num_groups) if group not in done]
 
 
-def num_steps_written(out: StrPath, layout: Layout) -> int:
-    """Returns the number of steps in finished files.
-
-    Args:
-      out: Folder of the batches.
-      layout: Layout of the job there.
-    """
-    marks = storage.names(join(out, PRIVATE_NAME, FILES_NAME))
-    return sum(
-        len(layout.steps(group))
-        for group in range(layout.num_groups)
-        if _mark(layout.file(group).name) in marks
-    )
-
-
 def finish_job(
     out: StrPath,
     layout: Layout,
@@ -362,8 +325,8 @@ def _write_manifest(
     if len(done) < layout.num_groups:
         # Some releases of Beam report success with files missing.
         raise InputError(
-            f"Expected {layout.num_groups} batch files in {out}; {len(done)} are "
-            "there. Run the same command again to finish."
+            f"Expected {layout.num_groups} batch files in {out}; {len(done)} are there."
+            " Run the same command again."
         )
     manifest = layout.manifest(dataset.description, batches_id)
     checksums = {file.name: done[group] for group, file in enumerate(manifest.files)}
@@ -372,7 +335,7 @@ def _write_manifest(
         manifest,
         checksums,
         input_digests=dataset.footers.values(),
-        seal_key=read_json(join(out, PRIVATE_NAME, JOB_NAME))["seal_key"],
+        seal_key=storage.read_json(join(out, PRIVATE_NAME, JOB_NAME))["seal_key"],
         table=dataclasses.asdict(table_of(dataset)),
     )
 

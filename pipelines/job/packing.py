@@ -215,10 +215,7 @@ def as_items(values: np.ndarray) -> np.ndarray:
 
 
 def sample_and_pack(
-    layout: Layout,
-    sampler: PlanSampler,
-    blocks: Sequence[Block],
-    is_listed: IsListed,
+    layout: Layout, sampler: PlanSampler, blocks: Sequence[Block], is_listed: IsListed
 ) -> PackedRows:
     """Reads blocks and samples the steps of their rows.
 

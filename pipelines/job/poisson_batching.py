@@ -19,6 +19,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import apache_beam as beam
@@ -38,26 +39,12 @@ from pipelines.files import outputs, storage
 from pipelines.files.key_sources import read_key_file
 from pipelines.files.storage import StrPath, absolute, is_remote, join
 from pipelines.inputs.parquet_blocks import Dataset, know_input, list_blocks
-from pipelines.job import runtime
+from pipelines.job import job_folder, runtime
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.engine_tasks import run_to_end
-from pipelines.job.job_folder import (
-    SPILL_NAME,
-    STARTS_NAME,
-    check_dataset,
-    finish_job,
-    lock_job,
-    num_steps_written,
-    open_job,
-    pending_groups,
-)
 from pipelines.job.packing import Layout
 from pipelines.job.runtime import storage_error
-from pipelines.job.sizing import (
-    DEFAULT_MEMORY_LIMIT,
-    local_threads,
-    make_layout,
-)
+from pipelines.job.sizing import DEFAULT_MEMORY_LIMIT, local_threads, make_layout
 from pipelines.job.spill import BLOCK_PREFIX, Spill, blocks_per_file
 from pipelines.job.transforms import Secrets, write_groups
 
@@ -79,8 +66,7 @@ def runner_of(options: PipelineOptions) -> str:
     if of_s3 := [n for n in options.get_all_options(drop_default=True) if "s3_" in n]:
         raise InputError(
             f"Expected no --{of_s3[0]}: every process finds its stores by its "
-            "environment. Set AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and so on, also for "
-            "the workers of an engine."
+            "environment (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and so on)."
         )
     runner = values.get("runner")
     try:
@@ -89,7 +75,7 @@ def runner_of(options: PipelineOptions) -> str:
     except (ValueError, ImportError) as error:
         raise InputError(
             f"Expected runner={runner!r} to be one that Beam has here: "
-            f"{type(error).__name__}. Omit --runner to use this process."
+            f"{type(error).__name__}."
         ) from None
     if values.get("direct_num_workers", 1) != 1:
         # Beam 2.77 loses elements of more than a megabyte between such workers.
@@ -131,22 +117,22 @@ def write_batches(
     try:
         local = runner_of(options) == LOCAL
         place = spill_place(root, scratch, local)
-        check_dataset(layout, dataset)  # before what asks how large its blocks are
+        # Before what asks how large its blocks are.
+        job_folder.check_dataset(layout, dataset)
         threads = local_threads(layout, dataset, memory_limit) if local else 1
-        key_path, batches_id = open_job(root, layout, dataset, key)
+        key_path, batches_id = job_folder.open_job(root, layout, dataset, key)
         folder = _spill_folder(root, place, batches_id)
-        with lock_job(root):
-            if pending := pending_groups(root, layout):
+        with job_folder.lock_job(root):
+            if pending := job_folder.pending_groups(root, layout):
                 secrets = _secrets(layout, dataset, root, key_path)
-                opened = (
-                    _local_spill(folder, threads)
-                    if local
-                    else contextlib.nullcontext(shared_spill(folder, layout, dataset))
-                )
-                with (
-                    opened as spill,
-                    _progress(layout, dataset, root, pending, spill, local),
-                ):
+                with contextlib.ExitStack() as held:
+                    if local:
+                        spill = held.enter_context(_local_spill(folder, threads))
+                        left = sum(len(layout.steps(group)) for group in pending)
+                        runtime.advance(runtime.STEPS, layout.plan.num_steps - left)
+                    else:
+                        spill = shared_spill(folder, layout, dataset)
+                        held.enter_context(_counted(layout, dataset, root, spill))
                     runner = FnApiRunner() if local else None
                     pipeline = beam.Pipeline(runner, options=options)
                     write_groups(
@@ -154,37 +140,29 @@ def write_batches(
                         spill=spill, groups=pending,
                     )  # fmt: skip
                     run_to_end(pipeline)
-            return finish_job(root, layout, dataset, batches_id, folder)
+            return job_folder.finish_job(root, layout, dataset, batches_id, folder)
     except OSError as error:
         raise storage_error(error) from error
 
 
-@contextlib.contextmanager
-def _progress(
-    layout: Layout,
-    dataset: Dataset,
-    out: str,
-    pending: list[int],
-    spill: Spill,
-    local: bool,
-) -> Iterator[None]:
-    """Reports the progress of the workers."""
-    if local:
-        written = set(range(layout.num_groups)) - set(pending)
-        done = sum(len(layout.steps(group)) for group in written)
-        runtime.advance(runtime.STEPS, done)
-        yield
-        return
+def _counted(
+    layout: Layout, dataset: Dataset, out: str, spill: Spill
+) -> AbstractContextManager[None]:
+    """Reports the progress of workers that are other processes, by their files."""
 
     def count() -> dict[str, int]:
-        names = storage.names(spill.folder)
-        files = sum(name.startswith(BLOCK_PREFIX) for name in names)
-        sampled = min(files * spill.blocks_per_file, len(dataset.blocks))
-        steps = num_steps_written(out, layout)
-        return {runtime.STEPS: steps, runtime.BLOCKS: sampled}
+        sampled = spill.blocks_per_file * _num_files(spill.folder, BLOCK_PREFIX)
+        steps = layout.steps_per_group * _num_files(out, "batches-")
+        return {
+            runtime.STEPS: min(steps, layout.plan.num_steps),
+            runtime.BLOCKS: min(sampled, len(dataset.blocks)),
+        }
 
-    with runtime.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS):
-        yield
+    return runtime.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS)
+
+
+def _num_files(folder: str, prefix: str) -> int:
+    return sum(name.startswith(prefix) for name in storage.names(folder))
 
 
 def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
@@ -201,10 +179,7 @@ def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
     if scratch is None:
         return tempfile.gettempdir() if local and is_remote(out) else out
     if local and is_remote(scratch):
-        raise InputError(
-            f"Expected --scratch {scratch} to be on this machine. Name a folder here, "
-            "or omit it."
-        )
+        raise InputError(f"Expected --scratch {scratch} to be on this machine.")
     return absolute(scratch)
 
 
@@ -215,15 +190,10 @@ def _spill_folder(out: str, place: str, batches_id: str) -> str:
       InputError: another user, who may know the public ``batches_id``, has made it.
     """
     if place == out:
-        return join(out, PRIVATE_NAME, SPILL_NAME)
-    folder = join(place, f"dpsgd-{SPILL_NAME}-{batches_id}")
-    _own_folder(folder)
+        return join(out, PRIVATE_NAME, job_folder.SPILL_NAME)
+    folder = join(place, f"dpsgd-{job_folder.SPILL_NAME}-{batches_id}")
+    outputs.make_private_folder(folder, follow=False)
     return folder
-
-
-def _own_folder(folder: str) -> None:
-    """Makes a private folder, even in a folder that other users write to."""
-    outputs.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
 
 
 def shared_spill(folder: str, layout: Layout, dataset: Dataset) -> Spill:
@@ -251,7 +221,7 @@ def _local_spill(folder: str, num_threads: int) -> Iterator[Spill]:
     Raises:
       InputError: another process has the lock, or the folder belongs to another user.
     """
-    _own_folder(folder)
+    outputs.make_private_folder(folder, follow=False)
     with locks.locked(folder, folder):
         boot = _boot_id()
         storage.make_folder(join(folder, boot))
@@ -287,7 +257,7 @@ def _secrets(layout: Layout, dataset: Dataset, out: str, key_file: str) -> Secre
 
     with ThreadPoolExecutor(num_threads) as pool:
         sampler = make_sampler(layout.plan, key, dataset.blocks, run)
-    path = join(out, PRIVATE_NAME, STARTS_NAME)
+    path = join(out, PRIVATE_NAME, job_folder.STARTS_NAME)
     starts = np.array(sampler.starts, "<u8").tobytes()
     storage.write_atomically(path, starts, mode=0o600)
     return Secrets(key_file=key_file, starts=path)
@@ -350,9 +320,8 @@ class PoissonBatches(beam.PTransform):
         check_choice("sampler", plan.sampler, (POISSON, TRUNCATED_POISSON))
         if not isinstance(dataset, Dataset):
             raise InputError(
-                f"Expected the data set, not {type(dataset).__name__}. Write "
-                "`dataset = list_blocks(folder)`, then PoissonBatches(plan, dataset, "
-                "...)."
+                f"Expected dataset to be list_blocks(folder), not a "
+                f"{type(dataset).__name__}."
             )
         self._layout = make_layout(plan, dataset, physical_batch_size)
         self._dataset = dataset
@@ -373,7 +342,7 @@ class PoissonBatches(beam.PTransform):
             )
         runner_of(begin.pipeline.options)  # refuses runners that may lose elements
         key_file, _ = self._open()
-        folder = join(self._out, PRIVATE_NAME, SPILL_NAME)
+        folder = join(self._out, PRIVATE_NAME, job_folder.SPILL_NAME)
         return write_groups(
             begin,
             self._layout,
@@ -381,7 +350,7 @@ class PoissonBatches(beam.PTransform):
             Secrets(key_file=key_file),
             dataset=self._dataset,
             spill=shared_spill(folder, self._layout, self._dataset),
-            groups=pending_groups(self._out, self._layout),
+            groups=job_folder.pending_groups(self._out, self._layout),
         )
 
     def finish(self) -> Manifest:
@@ -391,8 +360,12 @@ class PoissonBatches(beam.PTransform):
           InputError: the pipeline did not write every file.
         """
         _, batches_id = self._open()
-        with lock_job(self._out):
-            return finish_job(self._out, self._layout, self._dataset, batches_id)
+        with job_folder.lock_job(self._out):
+            return job_folder.finish_job(
+                self._out, self._layout, self._dataset, batches_id
+            )
 
     def _open(self) -> tuple[str, str]:
-        return open_job(self._out, self._layout, self._dataset, self._key_file)
+        return job_folder.open_job(
+            self._out, self._layout, self._dataset, self._key_file
+        )

@@ -9,7 +9,6 @@ message holds it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from accounting.core.plan import DpSgdPlan, check_epochs
@@ -41,22 +40,6 @@ _FILE_COPIES = 3
 #: Bytes per bucket of ranks, and per kept rank, of a search for a shuffle's order.
 _BUCKET_BYTES, _RANK_BYTES = 48, 96
 DEFAULT_MEMORY_LIMIT = 4 << 30
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """The cost of a job.  Public: expectations over the sampling.
-
-    Attributes:
-      shuffle_bytes: Expected bytes between map and reduce, which are kept in files
-        until the job ends.
-      output_bytes: Bytes of the columns and weights of all records.
-      padding: Expected number of padding rows per example.
-    """
-
-    shuffle_bytes: int
-    output_bytes: int
-    padding: float
 
 
 def make_layout(
@@ -100,17 +83,22 @@ def _usual_batch_size(plan: DpSgdPlan) -> int:
     return plan.expected_batch_size + 4 * math.isqrt(plan.expected_batch_size)
 
 
-def estimate(layout: Layout) -> Estimate:
-    """Returns the expected cost of a job."""
+def expected_cost(layout: Layout) -> dict[str, float]:
+    """Returns what a job is expected to cost, over the sampling.  Public.
+
+    Returns:
+      Padding rows per example; bytes between map and reduce, in files until the job
+      ends; and bytes of the columns and weights of all records.
+    """
     plan, size = layout.plan, layout.physical_batch_size
     row = row_bytes(layout.columns)
     sampled = plan.num_steps * plan.expected_batch_size
     rows = -(-_usual_batch_size(plan) // size) * size
-    return Estimate(
-        shuffle_bytes=sampled * (row + OVERHEAD_BYTES),
-        output_bytes=plan.num_steps * rows * (row + 4),
-        padding=rows / plan.expected_batch_size - 1,
-    )
+    return {
+        "expected_padding": round(rows / plan.expected_batch_size - 1, 4),
+        "shuffle_bytes": sampled * (row + OVERHEAD_BYTES),
+        "output_bytes": plan.num_steps * rows * (row + 4),
+    }
 
 
 def worker_bytes(layout: Layout, dataset: Dataset, *, is_shared: bool = False) -> int:

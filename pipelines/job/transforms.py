@@ -45,13 +45,7 @@ from accounting.core.validation import InputError
 from pipelines.core.choices import PlanSampler
 from pipelines.files import storage
 from pipelines.files.key_sources import read_key_file
-from pipelines.files.storage import (
-    is_remote,
-    join,
-    new_file,
-    read_bytes,
-    write_atomically,
-)
+from pipelines.files.storage import join, new_file, write_atomically
 from pipelines.inputs.parquet_blocks import Block, Dataset, KnownInput, know_input
 from pipelines.job import runtime
 from pipelines.job.job_folder import checksum_path, read_checksum
@@ -118,7 +112,7 @@ class Secrets:
         """
         starts = np.empty((0, 2, 0), np.uint64)
         if self.starts is not None:
-            found = np.frombuffer(read_bytes(self.starts), "<u8")
+            found = np.frombuffer(storage.read_bytes(self.starts), "<u8")
             starts = found.reshape(plan.num_shuffles, 2, plan.steps_per_epoch - 1)
         key = known.data_set_key(read_key_file(self.key_file))
         return PlanSampler(plan=plan, key=key, starts=starts)
@@ -180,8 +174,7 @@ class _AwaitFn(beam.DoFn):
         if delivered != list(range(self._num_blocks)):
             raise InputError(
                 f"Expected the engine to deliver each of {self._num_blocks} elements "
-                f"once; it delivered {len(delivered)}. Run the job again, on a runner "
-                "that loses and repeats nothing."
+                f"once; it delivered {len(delivered)}. Use one that loses none."
             )
         yield from self._groups
 
@@ -216,7 +209,7 @@ class WriteSpilledFn(BundleFn):
             return self._slices.read(spill_path(self._spill.folder, block), unit)
 
         first_blocks = range(0, self._num_blocks, self._spill.blocks_per_file)
-        if not is_remote(self._spill.folder):
+        if not storage.is_remote(self._spill.folder):
             yield from map(read, first_blocks)
             return
         # A store answers slowly, but many requests at once.

@@ -37,15 +37,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
+from pipelines.core import users
 from pipelines.core.keys import commitment, derive
-from pipelines.core.users import (
-    BOUNDED,
-    KEY_LABEL,
-    Bounded,
-    UserBound,
-    draw_priorities,
-    least_rows,
-)
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, description_of
 from pipelines.tables.prepared_files import Pieces
 from pipelines.tables.table_files import connect
@@ -64,7 +57,7 @@ _THREAD_MEMORY = 128 << 20
 
 
 def bounded_schema(
-    rows: pa.Schema, settings: UserBound, key: bytes, table: str
+    rows: pa.Schema, settings: users.UserBound, key: bytes, table: str
 ) -> pa.Schema:
     """Returns the schema of the files, with the note that users are bounded.
 
@@ -74,16 +67,17 @@ def bounded_schema(
       key: As for ``bound_pieces``.
       table: As for ``bound_pieces``.
     """
-    chosen_by = commitment(key, KEY_LABEL) + commitment(key, KEY_LABEL, table)
-    note = Bounded(**dataclasses.asdict(settings), key=chosen_by)
-    told = {**description_of(rows, "--input"), BOUNDED: note.to_json()}
+    chosen_by = commitment(key, users.KEY_LABEL)
+    chosen_by += commitment(key, users.KEY_LABEL, table)
+    note = users.Bounded(**dataclasses.asdict(settings), key=chosen_by)
+    told = {**description_of(rows, "--input"), users.BOUNDED: note.to_json()}
     return rows.with_metadata({DATASET_METADATA_KEY: json.dumps(told).encode()})
 
 
 def bound_pieces(
     pieces: Sequence[pathlib.Path],
     folder: pathlib.Path,
-    settings: UserBound,
+    settings: users.UserBound,
     key: bytes,
     rows: pa.Schema,
     *,
@@ -105,7 +99,6 @@ def bound_pieces(
       rows: Schema of the rows, without USER.
       table: Names the table and the split among all that this key bounds, such as by a
         digest of its files: choices for different names are independent.
-      limits: What the job may use.
       row_group_rows: Rows of a row group, at most.
       work: Private folder for what is spilled, and removed later.  Sensitive.
       memory_limit: Bytes; DuckDB has half of it, and 128 MiB of that for a thread.
@@ -161,7 +154,7 @@ def _read(
 
 def _choose(
     pieces: Sequence[pathlib.Path],
-    settings: UserBound,
+    settings: users.UserBound,
     key: bytes,
     database: duckdb.DuckDBPyConnection,
     read: Callable[[int], None],
@@ -170,13 +163,13 @@ def _choose(
 
     def numbers() -> Iterator[pa.RecordBatch]:
         for first, table in _read(pieces, [USER]):
-            users = table[USER].combine_chunks()
-            priorities = pa.array(draw_priorities(key, first, len(table)))
+            priorities = pa.array(users.draw_priorities(key, first, len(table)))
             places = pa.array(np.arange(first, first + len(table)))
-            yield pa.record_batch([users, priorities, places], schema=_CHOSEN_OF)
+            columns = [table[USER].combine_chunks(), priorities, places]
+            yield pa.record_batch(columns, schema=_CHOSEN_OF)
             read(len(table))
 
-    query = least_rows("numbers", settings.max_examples_per_user)
+    query = users.least_rows("numbers", settings.max_examples_per_user)
     reader = pa.RecordBatchReader.from_batches(_CHOSEN_OF, numbers())
     database.register("numbers", reader)
     # In this order a few rows are found without a scan of the whole table.
@@ -185,8 +178,7 @@ def _choose(
     if count > settings.num_examples:
         raise InputError(
             f"Expected num_examples={settings.num_examples} to be at least the rows "
-            "that are kept. Give a larger public number, such as the rows of the whole "
-            "table."
+            "that are kept. Give a larger public number, such as the table's rows."
         )
 
 
@@ -197,9 +189,8 @@ def _plain_errors(work: pathlib.Path) -> Iterator[None]:
         yield
     except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
         raise InputError(
-            f"Expected memory and disk to choose the rows of users in {work}; DuckDB "
-            f"found {type(error).__name__}. Give more --memory-limit, fewer --threads, "
-            "or --out on a disk with room for 50 bytes of each row."
+            f"Expected memory, and disk in {work}, to choose the rows of users: "
+            f"{type(error).__name__}. Give more --memory-limit, or fewer --threads."
         ) from None
 
 

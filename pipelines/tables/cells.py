@@ -42,16 +42,21 @@ import pyarrow.compute as pc
 
 from pipelines.core.hashing import buckets_of, hash_texts, salt_of
 
-TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL = (
-    "text",
-    "boolean",
-    "integer",
-    "float",
-    "decimal",
-)
-DATE, TIME, ZONED, LIST, OTHER = "date", "time", "zoned time", "list", "other"
-
-NUMBERS = (INTEGER, FLOAT, DECIMAL)
+#: What a type of DuckDB may hold; see ``family``.
+TEXT, BOOLEAN, LIST, OTHER = "text", "boolean", "list", "other"
+DATE, TIME, ZONED = "date", "time", "zoned time"
+NUMBERS = INTEGER, FLOAT, DECIMAL = "integer", "float", "decimal"
+_FAMILIES = {
+    TEXT: ("VARCHAR", "BLOB", "ENUM", "UUID", "JSON"),
+    BOOLEAN: ("BOOLEAN",),
+    INTEGER: ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"),
+    FLOAT: ("FLOAT", "DOUBLE"),
+    DECIMAL: ("DECIMAL",),
+    DATE: ("DATE",),
+    TIME: ("TIMESTAMP",),
+    ZONED: ("TIMESTAMPTZ",),
+}
+_FAMILY = {name: held for held, names in _FAMILIES.items() for name in names}
 
 #: Column of the query: 0, or the number of the first fault of the row.
 FAULT = "__fault"
@@ -67,12 +72,9 @@ _WHOLE_NUMBER = r"^(-?[0-9]+)\.0+$"
 _ROUNDED = r"^-?[0-9]+(\.[0-9]+[eE][-+]?|[eE][-+])[0-9]{1,3}$|^-?[1-9][0-9]{15,}\.0+$"
 #: Text -> the one that it is read as; None for missing.
 _ONE_TEXT = {
-    "True": "true",
-    "False": "false",
-    "TRUE": "true",
-    "FALSE": "false",
-    "nan": None,
-    "NaN": None,
+    **dict.fromkeys(("True", "TRUE"), "true"),
+    **dict.fromkeys(("False", "FALSE"), "false"),
+    **dict.fromkeys(("nan", "NaN"), None),
 }
 #: From here on, floating-point numbers have neighbours that are not written.
 MOST_EXACT = 2**53
@@ -110,29 +112,15 @@ def family(kind: str) -> str:
     """
     if kind.endswith("]"):
         return LIST
-    name = re.split(r"[(_]", kind)[0]
-    if kind == "TIMESTAMP WITH TIME ZONE" or name == "TIMESTAMPTZ":
+    if kind == "TIMESTAMP WITH TIME ZONE":
         return ZONED
-    if name.lstrip("U") in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"):
-        return INTEGER
-    return {
-        "VARCHAR": TEXT,
-        "BLOB": TEXT,
-        "ENUM": TEXT,
-        "UUID": TEXT,
-        "JSON": TEXT,
-        "BOOLEAN": BOOLEAN,
-        "FLOAT": FLOAT,
-        "DOUBLE": FLOAT,
-        "DECIMAL": DECIMAL,
-        "DATE": DATE,
-        "TIMESTAMP": TIME,
-    }.get(name, OTHER)
+    name = re.split(r"[(_]", kind)[0]
+    return _FAMILY.get(name) or _FAMILY.get(name.removeprefix("U"), OTHER)
 
 
 def element(kind: str) -> str:
-    """Returns the type of the elements of a list; itself if it is none."""
-    return re.sub(r"\[[0-9]*\]$", "", kind)
+    """Returns the type of what lists hold, however nested; itself if it is no list."""
+    return re.sub(r"(\[[0-9]*\])+$", "", kind)
 
 
 def trimmed(cell: str, kind: str) -> str:
@@ -201,9 +189,14 @@ def known_number(value: str, missing: Iterable[str]) -> str:
       value: Expression of a double.
       missing: Texts that stand for a missing value.
     """
-    absent = ", ".join(number(literal(text), "VARCHAR") for text in missing if text)
-    also = f" OR coalesce({value} IN ({absent}), false)" if absent else ""
-    return f"CASE WHEN isnan({value}){also} THEN NULL ELSE {value} END"
+    absent = [number(literal(text), "VARCHAR") for text in missing if text]
+    return _unless(f"isnan({value})", absent, value)
+
+
+def _unless(bad: str, absent: Sequence[str], value: str) -> str:
+    """Returns a value; null if it is bad, or one of those that stand for none."""
+    also = f" OR coalesce({value} IN ({', '.join(absent)}), false)" if absent else ""
+    return f"CASE WHEN {bad}{also} THEN NULL ELSE {value} END"
 
 
 def text(cell: str, kind: str) -> str:
@@ -327,8 +320,7 @@ def known_time(value: str, missing: Iterable[str], form: str, zone: str) -> str:
       zone: As for ``time``.
     """
     absent = [time(literal(text), "VARCHAR", form, zone) for text in missing if text]
-    also = f" OR coalesce({value} IN ({', '.join(absent)}), false)" if absent else ""
-    return f"CASE WHEN NOT {in_calendar(value)}{also} THEN NULL ELSE {value} END"
+    return _unless(f"NOT {in_calendar(value)}", absent, value)
 
 
 def in_calendar(value: str) -> str:
@@ -604,9 +596,8 @@ class Cell:
             split = f"string_split({self.known}, {literal(separator)})"
             found, kind = define(2, split), "VARCHAR"
         else:
-            nested = 0
-            while family(kind) == LIST:
-                kind, nested = element(kind), nested + 1
+            kind = element(kind)
+            nested = self.kind.removeprefix(kind).count("[")
             listed = f"CAST({self._raw} AS {kind}{'[]' * nested})"  # also an ARRAY
             for _ in range(nested - 1):
                 listed = f"flatten({listed})"

@@ -20,25 +20,10 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import RESERVED_NAMES
 from pipelines.files.storage import StrPath
 from pipelines.tables import cells
-from pipelines.tables.kinds import (
-    BINARY,
-    CLASSES,
-    DAYS,
-    KINDS,
-    LABEL,
-    PARTS,
-    REGRESSION,
-    USER,
-    usable_name,
-)
+from pipelines.tables.kinds import KINDS, LABEL, PARTS, USER, usable_name
 from pipelines.tables.reading import kind_of_type
 from pipelines.tables.schema import UNCHOSEN, VERSION, InputOptions
-from pipelines.tables.table_files import (
-    PARQUET,
-    columns_of,
-    list_table,
-    refuse_missing,
-)
+from pipelines.tables.table_files import PARQUET, columns_of, list_table, refuse_missing
 
 _HEAD = """\
 # How the columns of a table become numbers, for `dpsgd prepare --schema`.
@@ -52,17 +37,11 @@ version = {version}
 """
 _SPLIT = """
 [split]  # train, val and test
-by = "random"  # or "fraction", first to last; "hash" or "time" of a column
+{by}
 shares = [80, 10, 10]
 """
-_SPLIT_BY_USER = """
-[split]  # train, val and test
-by = "hash"  # of the user: all rows of one are in one split
-column = {user}
-shares = [80, 10, 10]
-"""
-
-
+_AT_RANDOM = 'by = "random"  # or "fraction", in order; "hash" or "time" of a column'
+_BY_USER = 'by = "hash"  # of the user: all rows of one are in one split'
 _IS_ID = re.compile("(^|_)id$", re.IGNORECASE)
 #: The least and the largest possible value of a column, which are public.
 Range = tuple[float, float] | tuple[datetime.datetime, datetime.datetime]
@@ -117,7 +96,9 @@ def first_schema(
     is_typed, taken = file.format == PARQUET, {*RESERVED_NAMES, LABEL}
     tables = []
     for name, kind in types.items():
-        chosen = kinds.get(name) or _kind(name, kind, is_typed)
+        is_index = not name or re.fullmatch("__index_level_[0-9]+__", name)
+        by_type = kind_of_type(kind) if is_typed else UNCHOSEN
+        chosen = kinds.get(name) or ("drop" if is_index else by_type)
         lines = _lines(kind, chosen, ranges.get(name))
         if name == label and label:
             chosen, lines = LABEL, _label(kind, classes, ranges.get(name), is_typed)
@@ -138,18 +119,11 @@ def first_schema(
         lines = [f"{name} = {_value(each)}" for name, each in fields.items()]
         head += "\n".join(["", "[input]", *lines, ""])
     users = [name for name, kind in kinds.items() if kind == USER]
-    split = _SPLIT_BY_USER.format(user=_value(users[0])) if users else _SPLIT
-    return "\n".join([head + split, "\n\n".join(tables)]) + "\n"
+    by = f"{_BY_USER}\ncolumn = {_value(users[0])}" if users else _AT_RANDOM
+    return "\n".join([head + _SPLIT.format(by=by), "\n\n".join(tables)]) + "\n"
 
 
 # --- From names and types -----------------------------------------------------------
-
-
-def _kind(name: str, kind: str, is_typed: bool) -> str:
-    """Returns the kind of a column that the user did not choose."""
-    if not name or re.fullmatch("__index_level_[0-9]+__", name):
-        return "drop"
-    return kind_of_type(kind) if is_typed else UNCHOSEN
 
 
 def _lines(kind: str, chosen: str, ends: Range | None) -> list[str]:
@@ -165,8 +139,8 @@ def _lines(kind: str, chosen: str, ends: Range | None) -> list[str]:
         parts = [part for part in PARTS if hours or part != "hour"]
         if ends is not None:
             return [f"parts = {json.dumps(parts)}", _range(ends)]
-        parts.remove(DAYS)
-        hint = f"# also {DAYS}, which need a range: [2020-01-01, 2030-01-01]"
+        parts.remove("days")
+        hint = "# also days, which need a range: [2020-01-01, 2030-01-01]"
         return [f"parts = {json.dumps(parts)}", hint]
     hint = "# range = [0, 100]  # clips, and scales to [-1, 1]; also: log = true"
     return {
@@ -190,16 +164,16 @@ def _label(
     kind: str, classes: Sequence[str], ends: Range | None, is_typed: bool
 ) -> list[str]:
     """Returns the lines after the kind of the label."""
-    task, line, held = BINARY, "", cells.family(kind)
+    task, line, held = "binary", "", cells.family(kind)
     if ends is not None:
-        task, line = REGRESSION, _range(ends)
+        task, line = "regression", _range(ends)
     elif classes:
-        task = BINARY if len(classes) == 2 else CLASSES
+        task = "binary" if len(classes) == 2 else "classes"
         line = f"classes = {_value(classes)}"
     elif held == cells.INTEGER:
         line = '# 0 or 1; or "classes" with classes = [1, 2, 3]; or "regression"'
     elif held in cells.NUMBERS:
-        task, line = REGRESSION, "range = []  # to be chosen: smallest and largest"
+        task, line = "regression", "range = []  # to be chosen: smallest and largest"
     elif not is_typed:
         line = '# classes = ["no", "yes"]  # unless they are 0 and 1, or false and true'
     elif held != cells.BOOLEAN:

@@ -24,6 +24,7 @@ Public: kinds, names and reasons.  Sensitive: cells.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -161,30 +162,25 @@ def _zone(zone: str) -> str:
     return zone
 
 
-def to_moment(value: Any) -> datetime.datetime | None:
-    """Returns the time of a date, time or ISO text without a zone; None for others."""
+def to_moment(value: Any) -> datetime.datetime:
+    """Returns the time of a date, a time or an ISO text.
+
+    Raises:
+      ValueError: it is something else, or has a zone.
+    """
     if isinstance(value, str):
-        try:
+        with contextlib.suppress(ValueError):
             value = datetime.datetime.fromisoformat(value)
-        except ValueError:
-            return None
     if type(value) is datetime.date:
         value = datetime.datetime.combine(value, datetime.time())
-    if isinstance(value, datetime.datetime) and value.tzinfo is None:
-        return value
-    return None
-
-
-def _moment(value: Any) -> datetime.datetime:
-    found = to_moment(value)
-    if found is None:
+    if not isinstance(value, datetime.datetime) or value.tzinfo is not None:
         raise ValueError("a date, or a time without a zone")
-    return found
+    return value
 
 
 Number = FiniteFloat
 Range = Annotated[tuple[Number, Number], AfterValidator(_increasing)]
-Moment = Annotated[datetime.datetime, BeforeValidator(_moment)]
+Moment = Annotated[datetime.datetime, BeforeValidator(to_moment)]
 Dates = Annotated[tuple[Moment, Moment], AfterValidator(_increasing)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Length = Annotated[int, Field(ge=1, le=_MOST_LENGTH)]
@@ -347,7 +343,7 @@ class Numeric(Kind):
             return
         value = cell.number("is not a number")
         if self.range is None:
-            infinite = "is not finite; give it a range in the schema"
+            infinite = "is not finite, and has no range in the schema"
             cell.fault(f"isinf({value})", infinite)
         transform = functools.partial(_transformed, kind=self)
         _with_missing(cell, value, self.missing, names, transform)
@@ -524,14 +520,10 @@ class Date(Kind):
             if part == DAYS:
                 found.append(Output(name=full, role=NUMBER, nullable=True))
             else:
-                size = self.num_years + 2 if part == YEAR else ID_PARTS[part]
+                num_years = self.range[1].year - self.range[0].year + 1
+                size = num_years + 2 if part == YEAR else ID_PARTS[part]
                 found.append(_ids(full, size))
         return tuple(found)
-
-    @property
-    def num_years(self) -> int:
-        """Number of years in ``range``."""
-        return self.range[1].year - self.range[0].year + 1
 
     def select(self, cell: Cell, names: Sequence[str]) -> None:
         """Adds the parts."""
@@ -593,15 +585,11 @@ class Label(Kind):
             raise ValueError("to have no range, which only a regression has")
         elif self.task == CLASSES and self.num_classes < 2:
             raise ValueError("to have classes: two values or more, or their number")
-        elif self.task == BINARY and not self._is_pair:
+        elif self.task == BINARY and (
+            isinstance(self.classes, int) or self.num_classes != 2
+        ):
             raise ValueError('to have two classes, such as classes = ["no", "yes"]')
         return self
-
-    @property
-    def _is_pair(self) -> bool:
-        if self.classes is None:
-            return True
-        return not isinstance(self.classes, int) and len(self.classes) == 2
 
     @property
     def num_classes(self) -> int:

@@ -73,8 +73,6 @@ from pipelines.tables.schema import FRACTION, SPLITS, Schema
 from pipelines.tables.table_files import PARQUET, TableFile, list_table
 
 ON_BAD_ROW = ("fail", "skip")
-#: Options that the record of the prepared data holds, beside its schema.
-_RECORDED = ("row_group_rows", "on_bad_row")
 #: Bytes of the files of one task.
 _TASK_BYTES = 256 << 20
 #: Memory of DuckDB for each thread: half a gigabyte holds a block of a wide table.
@@ -224,7 +222,7 @@ class _Job:
                     num_threads=self.num_threads,
                     memory_limit=self.num_threads * _THREAD_BYTES,
                 )
-                done, row_bytes = 0, file.row_bytes
+                done = 0
                 for rows in reader:
                     found: dict[str, Any] = dict(rows.arrays)
                     if numbers := self.options.numbers:  # lists lost their sizes
@@ -239,9 +237,8 @@ class _Job:
                             writer.write(table)
                         else:
                             writer.write(table.filter(pa.array(rows.splits == number)))
-                    read = min(file.size, int(rows.num_read * row_bytes))
-                    advance(TASKS, read - done)
-                    done = read
+                    advance(TASKS, rows.bytes_read - done)
+                    done = rows.bytes_read
                 advance(TASKS, file.size - done)
                 total.merge(reader.malformed)
         path = self.path("counts", f"{task:05d}.json")
@@ -270,14 +267,13 @@ def open_table(
         ):
             raise InputError(
                 f"Expected rows of --input as they came; those of {file.shown} were "
-                "prepared, and their users are bounded already. Give the table that "
-                "was prepared."
+                "prepared, and their users are bounded already."
             )
         found = check_columns(file, schema)
         if options.numbers and _numbers(file, schema.user) != options.numbers:
             raise InputError(
                 f"Expected the columns of {file.shown} to equal those of the first "
-                "file. Give a schema, or files of one kind."
+                "file."
             )
         left_out.update(dict.fromkeys(name for name in found if name not in known))
     return files, list(left_out)
@@ -297,8 +293,8 @@ def of_numbers(data: StrPath, user: str, **options: Any) -> TableOptions:
     file = list_table(data)[0]
     if file.format != PARQUET:
         raise InputError(
-            f"Expected --schema to read {file.shown}, which is text. `dpsgd schema "
-            "TABLE` writes a first one; only Parquet of numbers needs none."
+            f"Expected --schema to read {file.shown}, which is text: only Parquet of "
+            "numbers needs none."
         )
     schema = Schema.of_user(user)
     check_columns(file, schema)
@@ -339,8 +335,7 @@ def prepare(
     elif schema.user:
         raise InputError(
             f"Expected column {schema.user} of kind user to be bounded: `dpsgd prepare "
-            "--max-examples-per-user K --num-examples N`. Give these, or write "
-            'kind = "drop".'
+            "--max-examples-per-user K --num-examples N`."
         )
     files, left_out = open_table(data, options)
     with staged_folder(out) as folder:
@@ -360,8 +355,8 @@ def prepare(
         told = {} if users is None else dataclasses.asdict(users.settings)
         if users is not None and users.bound_held_out:
             told["bound_held_out"] = True
-        kept = {name: getattr(options, name) for name in _RECORDED}
-        write_record(folder, options.rows_schema, {**kept, **told, **read})
+        how = {n: getattr(options, n) for n in ("row_group_rows", "on_bad_row")}
+        write_record(folder, options.rows_schema, {**how, **told, **read})
     return PrepareSummary(
         num_files=len(files),
         num_rows=dict(zip(SPLITS, sizes, strict=True)),
@@ -479,7 +474,7 @@ def _write(
         some = "" if job.options.schema.user else f" of the {sum(sizes)}"
         raise InputError(
             f"Expected rows for training; none{some} rows is in that part. Fix [split] "
-            "of the schema, or give more rows."
+            "of the schema."
         )
     for part, pieces in zip(SPLITS, ranges, strict=True):
         (folder / part).mkdir(mode=0o700)

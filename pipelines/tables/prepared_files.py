@@ -25,6 +25,7 @@ Public: schema, settings, names, types, shapes.  Sensitive: all else.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -40,15 +41,7 @@ from accounting.core.validation import InputError, header
 from pipelines.core.batches.manifest import DTYPES, Column, row_bytes
 from pipelines.files.outputs import Sink
 from pipelines.files.storage import new_file, pretty_json, write_atomically
-from pipelines.inputs.parquet_blocks import (
-    DATASET_METADATA_KEY,
-    Block,
-    Dataset,
-    column_of,
-    description_of,
-    table_columns,
-    with_nulls,
-)
+from pipelines.inputs import parquet_blocks
 from pipelines.inputs.source_table import FOOTERS, footers_of
 from pipelines.inputs.source_table import PREPARED_NAME as RECORD_NAME
 from pipelines.tables.kinds import Output
@@ -62,41 +55,31 @@ ROW_GROUP_BYTES = 64 << 20
 ROW_GROUPS_PER_FILE = 32
 
 
-def open_writer(where: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    """Returns a writer of pages with checksums, compressed as fast as they are read.
-
-    Args:
-      where: A path, or a file that is open for writing.
-      schema: Schema of the file.
-    """
-    return pq.ParquetWriter(
-        where,
-        schema,
-        compression="zstd",
-        compression_level=1,
-        write_page_checksum=True,
-    )
-
-
 @contextlib.contextmanager
 def new_table(path: pathlib.Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Yields a writer of a file that appears when the context ends well.
+
+    Its pages have checksums, and are compressed as fast as they are read.
 
     Args:
       path: Path of the file.
       schema: Schema of the file.
     """
+    packed = {"compression": "zstd", "compression_level": 1}
     with (
         new_file(path, mode=0o600) as write,
-        open_writer(Sink(write), schema) as writer,
+        pq.ParquetWriter(
+            Sink(write), schema, write_page_checksum=True, **packed
+        ) as writer,
     ):
         yield writer
 
 
+@dataclasses.dataclass
 class Pieces:
     """Files of rows in a folder: a new one begins when the last has enough row groups.
 
-    Args:
+    Attributes:
       folder: The folder.
       prefix: Beginning of the names.
       schema: Schema of the files.
@@ -105,19 +88,14 @@ class Pieces:
       or_empty: Whether a file is written even if there are no rows.
     """
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        prefix: str,
-        schema: pa.Schema,
-        num_rows: int,
-        num_groups: int = ROW_GROUPS_PER_FILE,
-        *,
-        or_empty: bool = False,
-    ) -> None:
-        self._folder, self._prefix, self._schema = folder, prefix, schema
-        self._num_rows, self._num_groups = num_rows, num_groups
-        self._or_empty = or_empty
+    folder: pathlib.Path
+    prefix: str
+    schema: pa.Schema
+    num_rows: int
+    num_groups: int = ROW_GROUPS_PER_FILE
+    or_empty: bool = False
+
+    def __post_init__(self) -> None:
         self._waiting: list[pa.Table] = []
         self._opened = contextlib.ExitStack()
         self._writer: pq.ParquetWriter | None = None
@@ -127,8 +105,8 @@ class Pieces:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        rest = pa.concat_tables([self._schema.empty_table(), *self._waiting])
-        is_empty = self._or_empty and not self._num_files
+        rest = pa.concat_tables([self.schema.empty_table(), *self._waiting])
+        is_empty = self.or_empty and not self._num_files
         if error[0] is None and (len(rest) or is_empty):
             self._write(rest)
         self._opened.__exit__(*error)
@@ -136,19 +114,19 @@ class Pieces:
     def write(self, table: pa.Table) -> None:
         """Writes rows, or keeps them until there is a row group of them."""
         self._waiting.append(table)
-        if sum(map(len, self._waiting)) < self._num_rows:
+        if sum(map(len, self._waiting)) < self.num_rows:
             return
         rows = pa.concat_tables(self._waiting)
-        while len(rows) >= self._num_rows:
-            self._write(rows.slice(0, self._num_rows))
-            rows = rows.slice(self._num_rows)
+        while len(rows) >= self.num_rows:
+            self._write(rows.slice(0, self.num_rows))
+            rows = rows.slice(self.num_rows)
         self._waiting = [rows]
 
     def _write(self, rows: pa.Table) -> None:
-        if self._writer is None or self._num_written == self._num_groups:
+        if self._writer is None or self._num_written == self.num_groups:
             self._opened.close()
-            path = self._folder / f"{self._prefix}{self._num_files:05d}.parquet"
-            self._writer = self._opened.enter_context(new_table(path, self._schema))
+            path = self.folder / f"{self.prefix}{self._num_files:05d}.parquet"
+            self._writer = self._opened.enter_context(new_table(path, self.schema))
             self._num_files, self._num_written = self._num_files + 1, 0
         self._writer.write_table(
             rows.combine_chunks(), row_group_size=max(1, len(rows))
@@ -167,7 +145,9 @@ def prepared_schema(schema: Schema, numbers: Sequence[Column] = ()) -> pa.Schema
         return pa.schema([arrow_field(each, *each.shape) for each in numbers])
     fields = [arrow_field(output, *output.shape) for output in schema.outputs]
     description = json.dumps(schema.description)
-    return pa.schema(fields, metadata={DATASET_METADATA_KEY: description.encode()})
+    return pa.schema(
+        fields, metadata={parquet_blocks.DATASET_METADATA_KEY: description.encode()}
+    )
 
 
 def arrow_field(column: Column | Output, *shape: int) -> pa.Field:
@@ -217,7 +197,7 @@ def write_record(
     sizes = {name: pq.read_metadata(path).num_rows for name, path in paths.items()}
     record = {
         **header(2, "dpsgd-prepared"),
-        "dataset": description_of(schema, RECORD_NAME),
+        "dataset": parquet_blocks.description_of(schema, RECORD_NAME),
         "settings": dict(settings),
         "files": {name: {"num_rows": size} for name, size in sizes.items()},
         FOOTERS: footers_of(folder, paths),
@@ -261,7 +241,7 @@ def columns_of(data: Any) -> dict[str, np.ndarray]:
     if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise InputError(
             "Expected columns of data to have different names that are texts; they are "
-            f"{names}. Rename them, as by data.rename(columns=str)."
+            f"{names}."
         )
     columns = {name: _stored(name, _array(name, values)) for name, values in named}
     lengths = {name: len(values) for name, values in columns.items()}
@@ -289,12 +269,12 @@ def _array(name: str, values: Any) -> np.ndarray:
     except (ValueError, TypeError, pa.ArrowException):  # whose text may quote a value
         raise _not_numbers(name, type(values).__qualname__) from None
     if isinstance(values, arrow):
-        column = column_of(pa.field(name, values.type))
+        column = parquet_blocks.column_of(pa.field(name, values.type))
         if column is None:
             raise _not_numbers(name, values.type)
-        return table_columns(pa.table({name: values}), (column,))[name]
+        return parquet_blocks.table_columns(pa.table({name: values}), (column,))[name]
     if np.ma.is_masked(values):
-        raise with_nulls([name])
+        raise parquet_blocks.with_nulls([name])
     return np.asarray(values)
 
 
@@ -311,9 +291,8 @@ def _stored(name: str, values: np.ndarray) -> np.ndarray:
         most = np.iinfo(wanted)
         if values.min() < most.min or values.max() > most.max:
             raise InputError(
-                f"Expected column {name} of data to fit into int32; it holds larger "
-                "numbers. Give it as floats, as ids below 2**31, or in a Parquet file, "
-                "whose types are kept."
+                f"Expected column {name} of data to fit into int32. Give floats, ids "
+                "below 2**31, or a Parquet file, whose types are kept."
             )
     with np.errstate(over="ignore"):  # a warning would tell of a value
         return np.ascontiguousarray(values, np.dtype(wanted))
@@ -323,8 +302,8 @@ def _not_numbers(name: str, kind: object) -> InputError:
     return InputError(
         f"Expected column {name} of data to hold one number, or numbers of one shape, "
         f"for each row; it holds {kind}. `dpsgd fit` takes texts, categories and "
-        "dates. Or drop the column, make it dense (.toarray(), .to_tensor()), or give "
-        "codes of a public list of categories."
+        "dates; or make the column dense (.toarray(), .to_tensor()), or give codes of "
+        "a public list of categories."
     )
 
 
@@ -337,7 +316,7 @@ def digest(columns: Mapping[str, np.ndarray]) -> str:
     return total.hexdigest()
 
 
-def described(columns: Mapping[str, np.ndarray], path: str) -> Dataset:
+def described(columns: Mapping[str, np.ndarray], path: str) -> parquet_blocks.Dataset:
     """Returns columns as a data set of one block, before they are written.
 
     Args:
@@ -346,11 +325,11 @@ def described(columns: Mapping[str, np.ndarray], path: str) -> Dataset:
     """
     num_rows = len(next(iter(columns.values())))
     name = pathlib.PurePath(path).name
-    block = Block(
+    block = parquet_blocks.Block(
         path=path, label=f"{name}#0", row_group=0, num_rows=num_rows, first_row=0,
         ordinal=0,
     )  # fmt: skip
-    return Dataset(
+    return parquet_blocks.Dataset(
         columns=tuple(
             Column(name=name, dtype=values.dtype.name, shape=values.shape[1:])
             for name, values in columns.items()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,23 +28,10 @@ from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.hashing import GOLDEN, hash_texts, mix, salt_of
 from pipelines.core.threads import num_cores
 from pipelines.files.storage import StrPath
-from pipelines.tables import cells
+from pipelines.tables import cells, table_files
 from pipelines.tables.cells import FAULT, Select
 from pipelines.tables.kinds import USER_ID, Date, Kind, Label
 from pipelines.tables.schema import HASH, RANDOM, TIME, Schema
-from pipelines.tables.table_files import (
-    JSON,
-    NOT_UTF8,
-    TEXT,
-    Relation,
-    TableFile,
-    columns_of,
-    connect,
-    list_table,
-    plain_errors,
-    refuse_missing,
-    relation_of,
-)
 
 #: Cells of a block, about, and its rows at most and at least.
 _BLOCK_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 22, 1 << 17, 1 << 11
@@ -66,14 +54,14 @@ class Rows:
       users: Texts of the ids of users; None if the schema has none.
       splits: Index in ``SPLITS`` of every row, int8; None if a split is by fraction.
       carried: Columns that are passed on unchanged.
-      num_read: Number of rows of the file that were read so far.
+      bytes_read: Bytes of the file that were read so far, about.
     """
 
     arrays: dict[str, np.ndarray] = dataclasses.field(repr=False)
     users: pa.Array | None = dataclasses.field(repr=False)
     splits: np.ndarray | None = dataclasses.field(repr=False)
     carried: pa.Table = dataclasses.field(repr=False)
-    num_read: int
+    bytes_read: int
 
 
 @dataclasses.dataclass
@@ -117,29 +105,29 @@ class Malformed:
             for reason, (count, place) in self.reasons.items()
         ]
 
-    def refuse(self, schema: Schema, *, skip: bool = False) -> None:
+    def refuse(self, schema: Schema, *, skip: bool | None = None) -> None:
         """Refuses malformed rows, unless they are to be left out and others stay.
 
         Args:
           schema: Schema of the table.
-          skip: Whether malformed rows are left out.
+          skip: Whether malformed rows are left out; None where they cannot be.
 
         Raises:
           InputError: there are malformed rows.
         """
         if not self.num_bad or (skip and self.num_good):
             return
+        remedy = "" if skip is None else " `--on-bad-row skip` leaves them out."
         some = f"{self.num_bad} of {self.num_bad + self.num_good}"
         raise InputError(
             f"Expected well-formed rows; {'some' if schema.user else some} are "
             f"malformed: {'; '.join(self.told(counted=not schema.user))}. Fix them or "
-            "the schema; `dpsgd prepare --on-bad-row skip` leaves them out unless all "
-            "are."
+            f"the schema.{remedy}"
         )
 
 
 def check_columns(
-    file: TableFile, schema: Schema, *, inputs_only: bool = False
+    file: table_files.TableFile, schema: Schema, *, inputs_only: bool = False
 ) -> dict[str, str]:
     """Returns name -> type of a file's columns, after checking those that are needed.
 
@@ -151,14 +139,13 @@ def check_columns(
     Raises:
       InputError: a column is missing, or of a type that its kind does not accept.
     """
-    found = columns_of(file, schema.input, schema.label_name)
+    found = table_files.columns_of(file, schema.input, schema.label_name)
     needed = schema.inputs if inputs_only else schema.needed
-    refuse_missing(needed, list(found), file, schema.input)
+    table_files.refuse_missing(needed, list(found), file, schema.input)
     wrong = {}
     for name in needed:
-        kind, remedy = schema.columns.get(name), None
-        if kind is not None:
-            remedy = refusal(kind, found[name])
+        kind = schema.columns.get(name)
+        remedy = refusal(kind, found[name]) if kind else None
         if remedy is None and name == schema.split.column and not inputs_only:
             remedy = _split_refusal(schema, found[name])
         if remedy is not None:
@@ -179,9 +166,7 @@ def refusal(kind: Kind, found: str) -> str | None:
       kind: Kind of the column in the schema.
       found: Type of the column in DuckDB.
     """
-    base = found
-    while cells.family(base) == cells.LIST:
-        base = cells.element(base)
+    base = cells.element(found)
     held = cells.family(base)
     if kind.kind == "drop" or base in ("NULL", '"NULL"'):
         return None  # without values it can be of any kind
@@ -190,6 +175,8 @@ def refusal(kind: Kind, found: str) -> str | None:
         return _OF_LISTS
     if held == cells.TEXT:
         return None
+    if found == "INTERVAL":
+        return 'a duration has no unit here: write its seconds, or kind = "drop"'
     if held not in kind.takes:
         takes = ", ".join((cells.TEXT, *kind.takes))
         return f'{kind.kind} takes {takes}: write kind = "{kind_of_type(found)}"'
@@ -206,18 +193,12 @@ def kind_of_type(found: str) -> str:
       >>> kind_of_type("VARCHAR"), kind_of_type("FLOAT[]"), kind_of_type("TIME")
       ('category', 'numeric', 'drop')
     """
-    while cells.family(found) == cells.LIST:
-        found = cells.element(found)
-    held = cells.family(found)
-    if held in cells.NUMBERS:
-        return "numeric"
     return {
+        **dict.fromkeys(cells.NUMBERS, "numeric"),
+        **dict.fromkeys(Date.takes, "date"),
         cells.BOOLEAN: "boolean",
-        cells.DATE: "date",
-        cells.TIME: "date",
-        cells.ZONED: "date",
         cells.TEXT: "category",
-    }.get(held, "drop")
+    }.get(cells.family(cells.element(found)), "drop")
 
 
 def _split_refusal(schema: Schema, found: str) -> str | None:
@@ -231,10 +212,11 @@ def _split_refusal(schema: Schema, found: str) -> str | None:
     return f"a split by {by} takes {', '.join(good)}"
 
 
+@dataclasses.dataclass
 class Reader:
     """The rows of a file.
 
-    Args:
+    Attributes:
       file: File of a table.
       schema: Schema of the table.
       ordinal: Place of the file in the table, which a random split depends on.
@@ -242,26 +224,17 @@ class Reader:
       carried: Columns that are passed on unchanged.
       num_threads: Threads of DuckDB.
       memory_limit: Memory of DuckDB, in bytes.
-
-    Attributes:
       malformed: What is known of malformed rows when all were read.
     """
 
-    def __init__(
-        self,
-        file: TableFile,
-        schema: Schema,
-        *,
-        ordinal: int = 0,
-        inputs_only: bool = False,
-        carried: Sequence[str] = (),
-        num_threads: int = 1,
-        memory_limit: int = 1 << 30,
-    ) -> None:
-        self._file, self._schema, self._ordinal = file, schema, ordinal
-        self._inputs_only, self._carried = inputs_only, tuple(carried)
-        self._num_threads, self._memory_limit = num_threads, memory_limit
-        self.malformed = Malformed()
+    file: table_files.TableFile
+    schema: Schema
+    ordinal: int = 0
+    inputs_only: bool = False
+    carried: Sequence[str] = ()
+    num_threads: int = 1
+    memory_limit: int = 1 << 30
+    malformed: Malformed = dataclasses.field(default_factory=Malformed, init=False)
 
     def __iter__(self) -> Iterator[Rows]:
         """Yields blocks of rows in order.
@@ -270,15 +243,15 @@ class Reader:
           InputError: the file is damaged.
         """
         with (
-            plain_errors(self._file),
-            connect(
-                num_threads=self._num_threads, memory_limit=self._memory_limit
+            table_files.plain_errors(self.file),
+            table_files.connect(
+                num_threads=self.num_threads, memory_limit=self.memory_limit
             ) as database,
         ):
             database.create_function(
                 "nfkc", _nfkc, ["VARCHAR"], "VARCHAR", type=PythonUDFType.ARROW
             )
-            relation = relation_of(self._file, self._schema, database)
+            relation = table_files.relation_of(self.file, self.schema, database)
             select = self._select(relation)
             query = select.sql(relation.sql)
             size = _BLOCK_CELLS // max(1, len(relation.columns))
@@ -291,44 +264,44 @@ class Reader:
                     continue
                 yield from self._rows(block, select, num_read, bad)
                 num_read += len(block)
-            is_text = self._file.format in (TEXT, JSON)
-            rejected = _rejected(database, self._file) if is_text else []
+            is_text = self.file.format in (table_files.TEXT, table_files.JSON)
+            rejected = _rejected(database, self.file) if is_text else []
         self._place(bad, rejected, relation.first_row)
 
-    def _select(self, relation: Relation) -> Select:
+    def _select(self, relation: table_files.Relation) -> Select:
         """Returns the query of the schema."""
-        schema = self._schema
+        schema = self.schema
         options = schema.input
-        is_text = self._file.format == TEXT
+        is_text = self.file.format == table_files.TEXT
         select = Select(
             relation.columns,
             options.missing_values,
-            carried=self._carried,
+            carried=self.carried,
             decimal_comma=options.decimal_comma and is_text,
         )
         for condition, reason in relation.faults:
             select.fault(select.define(0, condition), reason)
-        names = schema.inputs if self._inputs_only else schema.kept
+        names = schema.inputs if self.inputs_only else schema.kept
         for name in names:
             kind, found = schema.columns[name], relation.types[name]
             outputs = [output.name for output in schema.outputs_of(name)]
             kind.select(select.cell(name, found), outputs)
-        if schema.split.column and not self._inputs_only:
+        if schema.split.column and not self.inputs_only:
             self._select_split(select, relation.types[schema.split.column])
         return select
 
     def _select_split(self, select: Select, kind: str) -> None:
         """Adds what decides a row's split, by the split column of the schema."""
-        split = self._schema.split
+        split = self.schema.split
         cell = select.cell(split.column, kind)
         if split.by == HASH:
             # A user's rows are in one split.
-            is_user = split.column == self._schema.user
+            is_user = split.column == self.schema.user
             text = cell.user_id() if is_user else cell.text(_NO_SPLIT)
             cell.fault(f"{text} IS NULL", _NO_SPLIT)
             select.output(_SPLIT, text)
         if split.by == TIME:
-            known = self._schema.columns.get(split.column)
+            known = self.schema.columns.get(split.column)
             date = known if isinstance(known, Date) else Date()
             missing = "is missing, or no date to split by"
             time = cell.time(date.format, date.zone, missing)
@@ -362,7 +335,7 @@ class Reader:
             block, places = block.filter(pa.array(good)), places[good]
         if not len(block):
             return
-        names = block.schema.names
+        names, row_bytes = block.schema.names, self.file.row_bytes
         found: dict[str, np.ndarray] = {}
         users = None
         for name, array in zip(names, block.columns, strict=True):
@@ -374,27 +347,24 @@ class Reader:
                 users = array.cast(pa.large_string())
             else:
                 found[name] = _numbers(array)
+        for name, members in self.schema.stacks.items():
+            found[name] = np.stack([found.pop(each.name) for each in members], axis=1)
         yield Rows(
-            arrays=self._stacked(found),
+            arrays=found,
             users=users,
             splits=self._splits(block, places),
             carried=pa.table(
                 [block.column(name) for name in select.carried],
-                names=list(self._carried),
+                names=list(self.carried),
             ),
-            num_read=first + len(block),
+            bytes_read=min(self.file.size, int((first + len(block)) * row_bytes)),
         )
         self.malformed.num_good += len(block)
 
-    def _stacked(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        for name, members in self._schema.stacks.items():
-            found[name] = np.stack([found.pop(each.name) for each in members], axis=1)
-        return found
-
     def _splits(self, block: pa.RecordBatch, places: np.ndarray) -> np.ndarray | None:
         """Returns the split of every row, int8; None if it is by fraction."""
-        split = self._schema.split
-        if self._inputs_only or split.by not in (RANDOM, HASH, TIME):
+        split = self.schema.split
+        if self.inputs_only or split.by not in (RANDOM, HASH, TIME):
             return None
         if split.by == TIME:
             return np.asarray(block.column(_SPLIT).to_numpy())
@@ -402,7 +372,7 @@ class Reader:
         if split.by == HASH:
             hashes = hash_texts(block.column(_SPLIT), salt)
         else:
-            hashes = _hash_places(self._ordinal, places, salt)
+            hashes = _hash_places(self.ordinal, places, salt)
         unit = (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
         bounds = np.cumsum(split.shares)[:2] / sum(split.shares)
         return np.searchsorted(bounds, unit, side="right").astype(np.int8)
@@ -420,7 +390,7 @@ class Reader:
                 row += 1
             found.append((row, reason, count))
         for row, reason, count in sorted(found):
-            self.malformed.add(reason, count, f"{self._file.shown}:{row}")
+            self.malformed.add(reason, count, f"{self.file.shown}:{row}")
 
 
 def _numbers(array: pa.Array) -> np.ndarray:
@@ -441,7 +411,7 @@ def _hash_places(ordinal: int, places: np.ndarray, salt: np.uint64) -> np.ndarra
     return mix(places.astype(np.uint64) * np.uint64(GOLDEN) ^ state)
 
 
-def _rejected(database: object, file: TableFile) -> list[int]:
+def _rejected(database: object, file: table_files.TableFile) -> list[int]:
     """Returns the rows that DuckDB left out of a text, in order.
 
     Its table of them holds whole rows: only line and type are read, and the database
@@ -455,16 +425,13 @@ def _rejected(database: object, file: TableFile) -> list[int]:
     found = database.execute(query).fetchall()  # type: ignore[attr-defined]
     for line, kind in found:
         if kind == "INVALID ENCODING":
-            raise InputError(
-                f"Expected line {line} of {file.shown} to be text. {NOT_UTF8}"
-            )
+            told = f"Expected line {line} of {file.shown} to be text."
+            raise InputError(f"{told} {table_files.NOT_UTF8}")
         if kind not in ("MISSING COLUMNS", "TOO MANY COLUMNS"):
             raise InputError(
-                'Expected a quotation mark (") at the beginning of a cell of '
-                f"{file.shown} to have another one at the end of the cell, and lines "
-                f"of at most 2 MB; that on line {line} is not so. Remove it, or double "
-                "the marks within the cell; or, if no cell is quoted, write quotes = "
-                "false below [input] of the schema."
+                f"Expected line {line} of {file.shown} to have at most 2 MB, and a "
+                'quotation mark (") at the end of each cell that begins with one. If '
+                "no cell is quoted, write quotes = false below [input] of the schema."
             )
     return list(dict.fromkeys(line for line, _ in found))
 
@@ -496,7 +463,7 @@ class RawInputs:
     def __init__(
         self, data: StrPath, schema: Schema, carried: Sequence[str] = ()
     ) -> None:
-        self._files = list_table(data)
+        self._files = table_files.list_table(data)
         self._schema, self._carried = schema, tuple(carried)
         self.num_bytes = sum(file.size for file in self._files)
         first: dict[str, str] = {}
@@ -506,8 +473,7 @@ class RawInputs:
                 if name not in found:
                     raise InputError(
                         f"Expected column {name}, which is to be carried, in "
-                        f"{file.shown}; it has {', '.join(found)}."
-                        f"{did_you_mean(name, list(found))}"
+                        f"{file.shown}.{did_you_mean(name, list(found))}"
                     )
                 if first.setdefault(name, found[name]) != found[name]:
                     raise InputError(
@@ -537,19 +503,13 @@ class RawInputs:
 
     def _blocks(self) -> Iterator[Part]:
         before = 0
+        how: Any = {"inputs_only": True, "num_threads": num_cores()}
         for file in self._files:
-            reader = Reader(
-                file,
-                self._schema,
-                inputs_only=True,
-                carried=self._carried,
-                num_threads=num_cores(),
-            )
+            reader = Reader(file, self._schema, carried=self._carried, **how)
             for rows in reader:
                 if reader.malformed.num_bad:
                     continue  # what would be yielded is of no use
-                done = min(file.size, int(rows.num_read * file.row_bytes))
-                yield rows.arrays, rows.carried, before + done
+                yield rows.arrays, rows.carried, before + rows.bytes_read
             before += file.size
             reader.malformed.refuse(self._schema)
 

@@ -33,24 +33,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.batches.manifest import RESERVED_NAMES
 from pipelines.core.hashing import HASH_NAME
+from pipelines.tables import kinds
 from pipelines.tables.cells import CELLS_NAME
-from pipelines.tables.kinds import (
-    ID,
-    IDS,
-    KINDS,
-    LABEL,
-    USER,
-    AnyKind,
-    Date,
-    Drop,
-    Fields,
-    Kind,
-    Label,
-    Moment,
-    Output,
-    User,
-    usable_name,
-)
 
 VERSION = 1
 #: ``dataset["name"]`` of a manifest whose data has a schema.
@@ -74,7 +58,7 @@ def _shares(shares: tuple[int, ...]) -> tuple[int, ...]:
     return shares
 
 
-class Split(Fields):
+class Split(kinds.Fields):
     """Which rows are for training, validation and test.
 
     Attributes:
@@ -91,8 +75,8 @@ class Split(Fields):
     by: Literal["random", "fraction", "time", "hash"] = RANDOM
     shares: Annotated[tuple[int, ...], AfterValidator(_shares)] = (80, 10, 10)
     column: str = ""
-    val_from: Moment | None = None
-    test_from: Moment | None = None
+    val_from: kinds.Moment | None = None
+    test_from: kinds.Moment | None = None
     salt: str = ""
     cut_users: bool = False
 
@@ -116,7 +100,7 @@ class Split(Fields):
         return self
 
 
-class InputOptions(Fields):
+class InputOptions(kinds.Fields):
     """How cells of text are read.
 
     Attributes:
@@ -137,7 +121,7 @@ class InputOptions(Fields):
     encoding: Literal["utf-8", "utf-16", "latin-1"] = "utf-8"
 
 
-class Schema(Fields):
+class Schema(kinds.Fields):
     """How the columns of a table become numbers.  All fields are public.
 
     Attributes:
@@ -149,42 +133,42 @@ class Schema(Fields):
       InputError: there is no label or several, or two outputs have one name.
     """
 
-    columns: dict[str, AnyKind] = Field(default_factory=dict)
+    columns: dict[str, kinds.AnyKind] = Field(default_factory=dict)
     split: Split = Split()
     input: InputOptions = InputOptions()
 
     @model_validator(mode="after")
     def _check(self) -> Schema:
-        labels = [name for name, kind in self.columns.items() if kind.kind == LABEL]
+        labels = self._named(kinds.LABEL)
         if len(labels) != 1:
             found = ", ".join(labels) if labels else "there is none"
             raise InputError(
                 f"Expected one column of kind label in the schema; {found}. Write "
-                'kind = "label" and task = "binary" for the one that is predicted.'
+                'kind = "label" for the one that is predicted.'
             )
         self._check_users()
         seen = {self.user: self.user} if self.user else {}
         for column, kind in self.columns.items():
-            for output in kind.outputs(usable_name(column)):
+            for output in kind.outputs(kinds.usable_name(column)):
                 _check_name(column, output, seen)
         for stack, members in self.stacks.items():
             if len({(each.role, each.dtype, each.nullable) for each in members}) > 1:
                 raise InputError(
-                    f"Expected columns of stack {stack} of the schema to be of one "
-                    "kind, numbers or ids, with one choice of missing."
+                    f"Expected columns of stack {stack} of the schema to be all "
+                    "numbers or all ids, with one choice of missing."
                 )
         if self.split.by == TIME and self.split.column in self.columns:
             kind = self.columns[self.split.column]
-            if not isinstance(kind, Date | Drop):
+            if not isinstance(kind, kinds.Date | kinds.Drop):
                 raise InputError(
                     f"Expected column {self.split.column} of [split] to be of kind "
-                    f'date, not {kind.kind}. Write kind = "date".'
+                    f"date, not {kind.kind}."
                 )
         return self
 
     def _check_users(self) -> None:
         """Checks that there is at most one column of users, and no split cuts them."""
-        users = [name for name, kind in self.columns.items() if kind.kind == USER]
+        users = self._named(kinds.USER)
         if len(users) > 1:
             raise InputError(
                 f"Expected one column of kind user in the schema; {', '.join(users)}. "
@@ -195,23 +179,21 @@ class Schema(Fields):
             return
         if split.by in (FRACTION, RANDOM):
             raise InputError(
-                f"Expected [split] not to be by {split.by} beside column {self.user} "
-                "of kind user: which rows are in a part would depend on how many rows "
-                f"each user has. Write {by_user}."
+                f"Expected [split] not to be by {split.by} beside a column of kind "
+                f"user: it would depend on how many rows users have. Write {by_user}."
             )
         if not split.cut_users:
             raise InputError(
                 f"Expected [split] by {split.by} of {split.column} not to cut users of "
-                f"column {self.user}: one in val or test whose rows are trained on is "
-                f"no stranger to the model. Write {by_user}; or cut_users = true, if "
-                "that is meant."
+                f"column {self.user}, whose rows may be in train and in test. Write "
+                f"{by_user}; or cut_users = true, if that is meant."
             )
 
     @classmethod
     def of_user(cls, column: str) -> Schema:
         """Returns the schema of ids of users alone, whose rows are all for training."""
         split = Split(by=HASH, column=column, shares=(1, 0, 0))
-        return cls.model_construct(columns={column: User()}, split=split)
+        return cls.model_construct(columns={column: kinds.User()}, split=split)
 
     def with_user(self, column: str) -> Schema:
         """Returns the schema whose users are named by a column.
@@ -223,7 +205,7 @@ class Schema(Fields):
           InputError: another column holds the users, or the split cuts them.
         """
         fields = self.to_json()
-        fields["columns"] = {**fields["columns"], column: {"kind": USER}}
+        fields["columns"] = {**fields["columns"], column: {"kind": kinds.USER}}
         if self.split.by in (RANDOM, FRACTION):
             shares = list(self.split.shares)
             fields["split"] = {"by": HASH, "column": column, "shares": shares}
@@ -249,10 +231,10 @@ class Schema(Fields):
                 with open(path, "rb") as file:
                     values = tomllib.load(file)
         except OSError as error:
+            reason = error.strerror or type(error).__name__
             raise InputError(
-                f"Expected {path} to be a readable schema: "
-                f"{error.strerror or type(error).__name__}. `dpsgd schema TABLE` "
-                "writes a first one."
+                f"Expected {path} to be a readable schema: {reason}. `dpsgd schema "
+                "TABLE` writes a first one."
             ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"Expected {path} to be TOML: {error}.") from None
@@ -270,22 +252,20 @@ class Schema(Fields):
           InputError: a field is wrong or unknown.
         """
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
-            raise InputError(
-                f"Expected version = {VERSION} in {place}. Write version = {VERSION}."
-            )
+            raise InputError(f"Expected version = {VERSION} in {place}.")
         values = {name: value for name, value in values.items() if name != "version"}
         columns = values.get("columns")
-        kinds = {
+        given = {
             name: fields.get("kind")
             for name, fields in (columns.items() if isinstance(columns, dict) else ())
             if isinstance(fields, dict)
         }
-        if unchosen := [name for name, kind in kinds.items() if kind == UNCHOSEN]:
+        if unchosen := [name for name, kind in given.items() if kind == UNCHOSEN]:
             raise InputError(
                 f"Expected a kind for each column in {place}; to be chosen: "
-                f"{', '.join(unchosen)}. Write one of {', '.join(KINDS)} for each."
+                f"{', '.join(unchosen)}. Write one of {', '.join(kinds.KINDS)}."
             )
-        users = [name for name, kind in kinds.items() if kind == USER]
+        users = [name for name, kind in given.items() if kind == kinds.USER]
         if users and "split" not in values:
             values["split"] = {"by": HASH, "column": users[0]}
         text = json.dumps(values, default=str)  # dates of TOML
@@ -300,7 +280,7 @@ class Schema(Fields):
         columns = {}
         for name, kind in self.columns.items():
             fields = {"kind": kind.kind, **found["columns"][name]}
-            if isinstance(kind, Label):
+            if isinstance(kind, kinds.Label):
                 fields["task"] = kind.task
             columns[name] = fields
         split = {"by": self.split.by, **found.get("split", {})}
@@ -318,37 +298,40 @@ class Schema(Fields):
     @property
     def user(self) -> str:
         """Name of the column of users; empty if there is none."""
-        found = (name for name, kind in self.columns.items() if kind.kind == USER)
-        return next(found, "")
+        return next(iter(self._named(kinds.USER)), "")
 
     @property
-    def label(self) -> Label:
+    def label(self) -> kinds.Label:
         """The column to predict."""
-        return next(kind for kind in self.columns.values() if isinstance(kind, Label))
+        found = self.columns[self.label_name]
+        assert isinstance(found, kinds.Label)
+        return found
 
     @property
     def label_name(self) -> str:
         """Name of the column to predict; empty for one of ``of_user``."""
-        found = self.columns.items()
-        return next((name for name, kind in found if isinstance(kind, Label)), "")
+        return next(iter(self._named(kinds.LABEL)), "")
 
-    def outputs_of(self, column: str) -> tuple[Output, ...]:
+    def _named(self, kind: str) -> list[str]:
+        return [name for name, each in self.columns.items() if each.kind == kind]
+
+    def outputs_of(self, column: str) -> tuple[kinds.Output, ...]:
         """Returns the outputs of a column of the table, before they are stacked."""
-        return self.columns[column].outputs(usable_name(column))
+        return self.columns[column].outputs(kinds.usable_name(column))
 
     @functools.cached_property
-    def stacks(self) -> dict[str, tuple[Output, ...]]:
+    def stacks(self) -> dict[str, tuple[kinds.Output, ...]]:
         """Name of a stack -> the outputs that it holds, in order."""
-        found: dict[str, tuple[Output, ...]] = {}
+        found: dict[str, tuple[kinds.Output, ...]] = {}
         for name, kind in self.columns.items():
             if kind.stack:
                 found[kind.stack] = (*found.get(kind.stack, ()), *self.outputs_of(name))
         return found
 
     @functools.cached_property
-    def outputs(self) -> tuple[Output, ...]:
+    def outputs(self) -> tuple[kinds.Output, ...]:
         """Columns of the prepared data, in order."""
-        found: dict[str, Output] = {}
+        found: dict[str, kinds.Output] = {}
         for name, kind in self.columns.items():
             for output in self.outputs_of(name):
                 if kind.stack:
@@ -369,12 +352,12 @@ class Schema(Fields):
     def kept(self) -> tuple[str, ...]:
         """Columns of the table that are not dropped, in order."""
         found = self.columns.items()
-        return tuple(name for name, kind in found if not isinstance(kind, Drop))
+        return tuple(name for name, kind in found if not isinstance(kind, kinds.Drop))
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Columns of the table that a model uses, in order."""
-        left_out = ("drop", LABEL, USER)
+        left_out = ("drop", kinds.LABEL, kinds.USER)
         return tuple(n for n, kind in self.columns.items() if kind.kind not in left_out)
 
     @property
@@ -382,12 +365,12 @@ class Schema(Fields):
         """Description of the prepared data, for the manifest and for models."""
         inputs = []
         for output in self.outputs:
-            if output.role == LABEL:
+            if output.role == kinds.LABEL:
                 continue
             sizes = [each.size for each in self.stacks.get(output.name, (output,))]
             fields = {**dataclasses.asdict(output), "shape": list(output.shape)}
             del fields["size"]
-            fields["sizes"] = sizes if output.role in (ID, IDS) else []
+            fields["sizes"] = sizes if output.role in (kinds.ID, kinds.IDS) else []
             inputs.append(fields)
         label = {"task": self.label.task, "num_classes": self.label.num_classes}
         return {
@@ -405,10 +388,10 @@ def _one_line(error: ValidationError, place: str) -> InputError:
     first = error.errors(include_url=False)[0]
     kind, value = first["type"], first["input"]
     top, *path = map(str, first["loc"] or ("",))
-    where, known = place, list[type[Fields]]([Schema])
+    where, known = place, list[type[kinds.Fields]]([Schema])
     if top == "columns" and path:
-        where, known = f"column {path[0]} of {place}", [*Kind.__subclasses__()]
-        path = [part for part in path[1:] if part not in KINDS]
+        where, known = f"column {path[0]} of {place}", [*kinds.Kind.__subclasses__()]
+        path = [part for part in path[1:] if part not in kinds.KINDS]
     elif path:
         where, known = f"[{top}] of {place}", [Split, InputOptions]
     elif top:
@@ -423,9 +406,9 @@ def _one_line(error: ValidationError, place: str) -> InputError:
         hint = did_you_mean(name, names)
         return InputError(f"Expected no {name} in {where}: no field of it.{hint}")
     if kind.startswith("union_tag"):
-        hint = did_you_mean(str(dict(value).get("kind", "")), KINDS)
-        kinds = ", ".join(KINDS)
-        return InputError(f"Expected kind of {where} to be one of {kinds}.{hint}")
+        hint = did_you_mean(str(dict(value).get("kind", "")), kinds.KINDS)
+        known_kinds = ", ".join(kinds.KINDS)
+        return InputError(f"Expected kind of {where} to be one of {known_kinds}.{hint}")
     if not field or isinstance(value, dict):
         told = f"{field}: " if field else ""
         return InputError(f"Expected {where} {told}{wanted.removeprefix('expected ')}.")
@@ -434,17 +417,15 @@ def _one_line(error: ValidationError, place: str) -> InputError:
     )
 
 
-def _check_name(column: str, output: Output, seen: dict[str, str]) -> None:
+def _check_name(column: str, output: kinds.Output, seen: dict[str, str]) -> None:
     name = output.name
     remedy = f'Write name = "{name}_2" in [columns.{column}] of the schema.'
-    if name in RESERVED_NAMES or (name == LABEL and output.role != LABEL):
+    if name in RESERVED_NAMES or (name == kinds.LABEL and output.role != kinds.LABEL):
         raise InputError(
-            f"Expected column {column} not to become {name}, which has a meaning of "
-            f"its own. {remedy}"
+            f"Expected column {column} not to be {name}, a reserved name. {remedy}"
         )
     first = seen.setdefault(name, column)
     if first != column:
         raise InputError(
-            f"Expected columns {first} and {column} to become different columns, not "
-            f"both {name}. {remedy}"
+            f"Expected columns {first} and {column} not to become one. {remedy}"
         )

@@ -55,6 +55,10 @@ _ZONED = "TIMESTAMP WITH TIME ZONE"
 #: Column that says whether a line is JSON.
 _IS_JSON = "is_json"
 _HEAD_BYTES = 1 << 20
+_NO_HEADER = (
+    "If that row is no header, give all names by `dpsgd schema --header`, or by "
+    "header = [...] below [input] of the schema."
+)
 #: Objects of JSON whose keys are the columns.
 _JSON_LINES = 10_000
 
@@ -111,9 +115,8 @@ def format_of(path: str) -> str:
     stem, ending = os.path.splitext(path.lower())
     if _REFUSED.search(path.lower()):
         raise InputError(
-            f"Expected {path} to be a table: CSV, TSV, JSON lines or Parquet; text may "
-            f"be packed ({', '.join(_PACKED)}). Save it as one of these (a spreadsheet "
-            "as CSV), unpack it (an archive), or move it away."
+            f"Expected {path} to be CSV, TSV, JSON lines (also {', '.join(_PACKED)}) "
+            "or Parquet. Save it as one of these (a spreadsheet as CSV), or unpack it."
         )
     if ending in _PACKED:
         ending = os.path.splitext(stem)[1]
@@ -165,10 +168,7 @@ def plain_errors(file: TableFile) -> Iterator[None]:
         if isinstance(error, UnicodeError) or "encoding" in text or "UTF-8" in text:
             hint = NOT_UTF8
         elif "invalid state" in text:
-            hint = (
-                "Do some of its lines end with a carriage return, and others do not? "
-                "Write all in one way."
-            )
+            hint = "Do all of its lines end in the same way?"
         elif isinstance(error, duckdb.OutOfMemoryException):
             hint = "Give more memory, or smaller files."
         raise InputError(
@@ -221,6 +221,8 @@ def _typed_columns(file: TableFile) -> dict[str, str]:
     for field, kind in zip(schema, map(str, found.types), strict=True):
         size = _sizes(field.type)  # DuckDB does not tell a fixed one
         full = kind.partition("[")[0] + size if size else kind
+        if pa.types.is_duration(field.type):  # Parquet has a number without its unit
+            full = "INTERVAL"
         types[field.name] = _ZONED if field.name in utc else full
     return types
 
@@ -255,9 +257,8 @@ def _refuse_twice(names: Sequence[str], file: TableFile) -> None:
         places = ", ".join(map(str, twice))
         found = f"some of columns {places} have one name" if names else "it is empty"
         raise InputError(
-            f"Expected a header with different names in {file.shown}; {found}. If it "
-            "has no header, write one, or header = [...] with all names below [input] "
-            "of the schema."
+            f"Expected a header with different names in {file.shown}; {found}. "
+            f"{_NO_HEADER}"
         )
 
 
@@ -311,8 +312,7 @@ def _text_names(
     if not options.header and _looks_like_a_row(names):
         raise InputError(
             f"Expected names of columns in the first row of {file.shown}; there is a "
-            "number among them. If it has no header, write one, or give `dpsgd schema "
-            "--header` (header = [...] with all names below [input] of a schema)."
+            f"number among them. {_NO_HEADER}"
         )
     return names, True
 
@@ -351,16 +351,13 @@ def _json_names(file: TableFile) -> list[str]:
     if not names:
         raise InputError(
             f"Expected {file.shown} to hold one JSON object on each line; its first "
-            "line is none. Write it so, or as CSV or Parquet."
+            "line is none."
         )
     return list(names)
 
 
 def refuse_missing(
-    needed: Sequence[str],
-    names: Sequence[str],
-    file: TableFile,
-    options: InputOptions,
+    needed: Sequence[str], names: Sequence[str], file: TableFile, options: InputOptions
 ) -> None:
     """Refuses a file that lacks columns, all in one line.
 
@@ -379,11 +376,7 @@ def refuse_missing(
     told = f"it has {', '.join(names)}."
     may_be_cells = file.format == TEXT and not options.header
     if may_be_cells and len(missing) == len(needed):
-        told = (
-            "its first row has no such name. If that row is no header, write one, or "
-            "header = [...] with all names below [input] of the schema (--header of "
-            "`dpsgd schema`)."
-        )
+        told = f"its first row has no such name. {_NO_HEADER}"
     hints = [did_you_mean(name, names) for name in missing]
     if len(names) == 1 and (other := set(names[0]) & set(";\t|")):
         hints.append(

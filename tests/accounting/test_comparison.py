@@ -10,9 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from accounting import comparison
-from accounting.claims.model_mix import Mixing
 from accounting.comparison import Answer, Line, Question, answer
-from accounting.core import accountant
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
@@ -30,30 +28,6 @@ STEPS = dataclasses.replace(NOISE, holds_steps=True)
 PROFILE = dataclasses.replace(NOISE, epsilon=2.0)
 DETERMINISTIC = (Line(sampler="deterministic"),)
 PLAN = make_plan("poisson", 10, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("axis", "values"),
-    [
-        ("epochs", (1.0, 0.0)),
-        ("epochs", (1.0, 1.5)),
-        ("epsilon", (1.0, float("nan"))),
-        ("delta", (1e-5, 1.0)),
-        ("batch-size", (100.0, 20_000.0)),
-        ("num-steps", (100.0, 150.0)),
-        ("max-examples-per-user", (1.0, 51.0)),
-        ("batch-size", ()),
-        ("nosuch", (1.0,)),
-    ],
-)
-def test_every_value_is_checked_and_every_plan_made_before_anything_is_answered(
-    axis: str, values: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[object] = []
-    monkeypatch.setattr(comparison, "answer_for", lambda *each: started.append(each))
-    with pytest.raises(InputError):
-        comparison.sweep(QUESTION, axis, DETERMINISTIC, values=values)
-    assert not started
 
 
 def eta_of(question: Question) -> float:
@@ -97,48 +71,6 @@ def test_a_batch_size_holds_the_epochs_or_the_steps_as_they_were_asked_for() -> 
     with pytest.raises(InputError, match="each has a cap of its own"):
         comparison.at(capped, "batch-size", 120.0)
     assert comparison.at(capped, "epochs", 3.0).truncated_batch_size == 150
-
-
-def test_what_has_no_total_noise_is_refused() -> None:
-    line = Line(sampler="poisson", total_noise_steps=100)
-    with pytest.raises(InputError, match="got a target epsilon"):
-        line.at(QUESTION, "noise-multiplier", 2.0)
-    silent = dataclasses.replace(STEPS, noise_multiplier=0.0)
-    with pytest.raises(InputError, match="noise_multiplier=0"):
-        line.at(silent, "noise-multiplier", 2.0)
-    with pytest.raises(InputError, match="sampler='deterministic'"):
-        comparison.eta(answer(NOISE, "deterministic"))
-
-
-def test_the_answer_is_what_is_not_given() -> None:
-    def one(question: Question, axis: str, value: float) -> Answer:
-        found = comparison.sweep(question, axis, DETERMINISTIC, values=(value,))
-        return found.answers[0][0]
-
-    needed = one(QUESTION, "epsilon", 3.0)
-    plan = needed.plan
-    found = accountant.noise_multiplier(plan, epsilon=3.0, delta=1e-5)
-    assert needed.bounds == found
-    bounds = accountant.epsilon(plan, noise_multiplier=2.0, delta=1e-6)
-    assert one(NOISE, "delta", 1e-6).bounds == bounds
-    delta = accountant.delta(plan, noise_multiplier=2.0, epsilon=3.0)
-    assert one(NOISE, "epsilon", 3.0).bounds == delta
-
-
-def test_a_theorem_answers_for_what_it_is_about_alone() -> None:
-    mixing = Mixing(mix_width=0.1, l2_norm_clip=1.0)
-    line = Line(sampler="poisson", theorem=mixing, label="mixed")
-    for changes in (
-        {"neighboring_relation": "ADD_OR_REMOVE_ONE"},
-        {"max_examples_per_user": 2},
-    ):
-        with pytest.raises(InputError, match="for ModelMix"):
-            answer(dataclasses.replace(NOISE, **changes), line)
-    with pytest.raises(InputError, match="analysed for no other"):
-        answer(NOISE, dataclasses.replace(line, sampler="deterministic"))
-    found = answer(PROFILE, line)
-    assert found.line.name == "poisson, mixed"
-    assert found.bounds == mixing.delta(found.plan, noise_multiplier=2.0, epsilon=2.0)
 
 
 @given(value=st.floats(5e-324, 1e4))

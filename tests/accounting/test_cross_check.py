@@ -11,6 +11,7 @@ from accounting import cross_check, statement
 from accounting.claims.model_mix import Mixing
 from accounting.core import accountant
 from accounting.core.validation import InputError
+from tests.sampler_fields import needed
 
 #: Relative; both accountants round privacy losses up, by 1e-4 at the most.
 CLOSE = 1e-3
@@ -39,11 +40,13 @@ def both(plan, noise, delta=1e-5, **asked):
         ("poisson", 0.6, {}),
         pytest.param("poisson", 2.0, REPLACE, marks=NEEDS_NEW),
         ("truncated-poisson", 3.0, {}),
+        ("cyclic-poisson", 2.0, {}),
+        ("truncated-cyclic-poisson", 2.0, {}),
     ],
 )
 def test_our_epsilon_is_that_of_dp_accounting(small_plan, sampler, noise, asked):
-    cap = 200 if sampler == "truncated-poisson" else None
-    ours, theirs = both(small_plan(sampler, truncated_batch_size=cap), noise, **asked)
+    plan = small_plan(sampler, **needed(sampler, cap=200))
+    ours, theirs = both(plan, noise, **asked)
     assert ours == pytest.approx(theirs, rel=CLOSE)
 
 

@@ -50,15 +50,6 @@ def test_independent_rows_are_the_same_under_add_or_remove(small_plan, entry):
     assert entry(plan, **ADD_OR_REMOVE) == default
 
 
-@pytest.mark.parametrize("bound", ["epsilon", "delta", "noise_multiplier"])
-def test_balls_and_bins_has_the_same_bounds_under_add_or_remove(bound):
-    default, other = (
-        getattr(neighboring_relation.brought("balls-and-bins", relation), bound)
-        for relation in ("REPLACE_SPECIAL", "ADD_OR_REMOVE_ONE")
-    )
-    assert default is other
-
-
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("sampler", sorted(set(SAMPLERS) - OF_ANY_NUMBER))
 def test_add_or_remove_is_refused_with_a_reason(small_plan, sampler, entry):

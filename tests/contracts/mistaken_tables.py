@@ -66,6 +66,8 @@ def _write_schemas(root: pathlib.Path) -> None:
         "text": f'{base}[columns.plan]\nkind = "numeric"\n',
         "list": f'{base}[columns.tags]\nkind = "category"\n',
         "strict": f'{base}{AGE}missing = "refuse"\n',
+        "cut-users": f'{base}[columns.id]\nkind = "user"\n[split]\nby = "hash"\n'
+        'column = "churned"\ncut_users = true\n',
     }
     for name, text in schemas.items():
         (root / f"{name}.toml").write_text(text)

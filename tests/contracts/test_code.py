@@ -35,19 +35,6 @@ def num_examples(path: pathlib.Path) -> int:
 DOCTESTED = [path for path in SOURCES if num_examples(path)]
 
 
-FOLDERS = sorted({path.parent for path in SOURCES if path.name == "__init__.py"})
-
-
-# What `dpsgd` imports, and when, is the subject of test_public_names.
-INERT = [folder for folder in FOLDERS if folder.name != "dpsgd"]
-
-
-@pytest.mark.parametrize("folder", INERT, ids=lambda path: path.name)
-def test_package_init_imports_nothing(folder: pathlib.Path) -> None:
-    tree = ast.parse((folder / "__init__.py").read_text())
-    assert all(isinstance(node, ast.Expr) for node in tree.body)
-
-
 @pytest.mark.parametrize("path", DOCTESTED, ids=lambda path: path.stem)
 def test_docstring_examples_run(path: pathlib.Path) -> None:
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)

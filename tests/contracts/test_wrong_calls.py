@@ -85,6 +85,8 @@ def read_tables() -> tuple[dict[str, str], dict[str, list[Row]]]:
 
 BASES, TABLES = read_tables()
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
+#: Commands with their words sorted, that got to their work: the remedy of many rows.
+WORKED = set[tuple[str, ...]]()
 
 
 class Reached(Exception):  # noqa: N818 (it is none)
@@ -97,7 +99,7 @@ def reached(*_: Any, **__: Any) -> Any:
 
 #: Where the work of a command begins, if it is no matter of a moment.
 WORK = {
-    "batches": "pipelines.job.poisson_batching.open_job",
+    "batches": "pipelines.job.job_folder.open_job",
     "demo": "trainer.cli.demo.run_stage",
     "fit": "dpsgd.fit_stages.run_stage",
     "train": "trainer.report.progress.Terminal.say",
@@ -285,17 +287,18 @@ def test_a_wrong_call_is_one_line_whose_remedy_works(
     assert all(one.startswith("convert: ") for one in told)
     assert set(os.listdir(tmp_path)) == before
     if each.remedy is not None:
-        again = call(command, mended(arguments, each.remedy))
-        assert again.worked, again.lines
+        remedied = mended(arguments, each.remedy)
+        if (words := (command, *sorted(remedied))) not in WORKED:
+            again = call(command, remedied)
+            assert again.worked, again.lines
+            WORKED.add(words)
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["nosuch"], "No such command: nosuch."),
-        (["--nosuch"], "No such option: --nosuch."),
         (["trian"], "No such command: trian. Did you mean train?"),
-        (["Train"], "No such command: Train. Did you mean train?"),
         (["--verson"], "No such option: --verson. Did you mean --version?"),
     ],
 )

@@ -13,11 +13,8 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from examples import make_data
-from pipelines.inputs.parquet_blocks import list_blocks
 from tests.warm_processes import warm_python
 
 EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
@@ -57,20 +54,6 @@ def run(command: list[str], folder: pathlib.Path, rows: int) -> str:
     )  # fmt: skip
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     return result.stdout
-
-
-def test_digits_are_images_in_two_splits(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("sklearn", reason="it ships the images")
-    make_data.digits(np.random.default_rng(0), 60, tmp_path)
-    sizes = []
-    for split in ("train", "test"):
-        found = list_blocks(str(tmp_path / "digits" / split))
-        sizes.append(found.num_examples)
-        assert {c.name: c.shape for c in found.columns} == {
-            "image": (8, 8, 1),
-            "label": (),
-        }
-    assert sizes == [50, 10]
 
 
 @pytest.mark.slow

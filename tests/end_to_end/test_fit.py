@@ -15,7 +15,6 @@ import pytest
 
 from accounting.core.validation import InputError
 from dpsgd import fit_stages
-from dpsgd.fit_stages import FitOptions
 from pipelines.core.files.locks import locked
 from tests.command_line import invoke
 from tests.warm_processes import warm_python
@@ -184,22 +183,6 @@ def test_the_file_of_choices_gives_the_same_choices(
     assert said.exit_code == 0
 
 
-@pytest.fixture
-def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A folder of `fit` beside its table, with a schema; each part has 4,000 rows."""
-    monkeypatch.chdir(tmp_path)
-    write_census(tmp_path / "census.csv")
-    out = pathlib.Path("out")
-    out.mkdir()
-    others = ("--ep", "--batch-size", "--train", "--rows")
-    made = [c for c in CHOICES if not c.startswith(others)]
-    made = ["schema", *made, f"--out={out}/schema.toml"]
-    invoke(made, catch=False)
-    monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 4_000)
-    monkeypatch.setattr(fit_stages, "_check_sources", lambda *_: None)  # no stage ran
-    return out
-
-
 def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
     tmp_path: pathlib.Path, typed: Callable[..., str]
 ) -> None:
@@ -234,21 +217,6 @@ def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
     assert "by dpsgd statistics" in (tmp_path / "rides-fit/ranges.toml").read_text()
 
 
-def test_a_split_that_cuts_users_is_refused(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rides.csv").write_text("who,cost\nu1,1\n")
-    schema = (
-        'version = 1\n[split]\nby = "hash"\ncolumn = "cost"\ncut_users = true\n'
-        '[columns.who]\nkind = "user"\n[columns.cost]\nkind = "label"\n'
-        'task = "binary"\n'
-    )
-    (tmp_path / "rides.toml").write_text(schema)
-    said = refusal("rides.csv", "--schema=rides.toml", "--epsilon=3")
-    assert "a split that keeps users whole" in said
-
-
 def test_a_table_that_grew_since_the_fit_began_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,41 +240,6 @@ def test_a_table_that_grew_since_the_fit_began_is_refused(
         assert not pathlib.Path(out.partition("=")[2], "batches").exists()
 
 
-def test_parts_with_too_few_rows_give_no_ranges(
-    prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = FitOptions(epsilon=3.0, delta=1e-5)
-    sizes = fit_stages._Sizes.of(prepared / "data", asked)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_stages, "_num_rows", lambda *_: 400)
-        few = fit_stages._ranges(prepared, sizes, prepared / "first", 1)
-    many = fit_stages._ranges(prepared, sizes, prepared / "first", 1)
-    assert few.is_done
-    assert "no ranges: 400 rows of the part `val` are fewer" in capsys.readouterr().err
-    assert many.arguments[:2] == ("statistics", "--input=out/first/val")
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--train=--config=eval.toml"], "no file of them (--config)"),
-        (["--train=--method=non-private"], "Expected a private method in --train"),
-        (["--train=--hidden x"], "--hidden x to be integers"),
-        (["--bands=2", "--train=--method bam --bam-radius 0.01"], "--bands=2 beside"),
-    ],
-)
-def test_flags_of_runs_that_cannot_be_made_are_refused_before_any_work(
-    flags: list[str],
-    says: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_census(tmp_path / "census.csv")
-    assert says in refusal(*CHOICES, *flags)
-    assert not (tmp_path / "census-fit").exists()
-
-
 # -- choices ---------------------------------------------------------------------------
 
 
@@ -323,10 +256,6 @@ def test_what_only_a_person_can_know_is_asked_for_at_once(
         "--rows-are-independent)",
     ):
         assert words in said
-    flags = ["visits.csv", "--epsilon=3", "--label=ward", "--numeric=age"]
-    said = refusal(*flags, "--user=patient_id")
-    assert "(--max-examples-per-user K --num-examples N)" in said
-    assert "the kind of" not in said
     assert not (tmp_path / "visits-fit").exists()
 
 

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
-SCRIPTS = pathlib.Path(__file__).parents[2] / "examples" / "papers"
+from tests.command_line import invoke
+from tests.warm_processes import warm_python
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPTS = ROOT / "examples" / "papers"
 TRAINED = "--delta 1e-3 --noise-multiplier 1 --hidden 4 --embedding-dim 2"
 #: Script -> its options, and what it prints of every run.
 TYPED = {
     "variance": (
-        "--eval {test} --seeds 2 --batch-size 64 --num-steps 12 --keep-last 3 "
+        "--eval {test} --seeds 2 --batch-size 32 --num-steps 8 --keep-last 3 "
         "--keep-every 2 -- --l2-norm-clip 1",
         ["standard deviation over runs", "variance of iterates", "within a factor 2"],
     ),
     "shift": (
-        "--eval {test} --batch-size 32 --period 8 --shift-by label --metric log_loss "
+        "--eval {test} --batch-size 16 --period 8 --shift-by label --metric log_loss "
         "-- --l2-norm-clip 1",
         ["last: ", "ema: ", "uta: "],
     ),
     "simulate": (
-        "--eval {test} --batch-size 256 --small-batch-sizes 32,64 --num-steps 6 "
-        "--noise-multiplier 2 -- --l2-norm-clip 1",
+        "--eval {test} --batch-size 128 --small-batch-sizes 8,16,32 --seeds 1 "
+        "--num-steps 6 --noise-multiplier 2 -- --l2-norm-clip 1",
         ["learning rate 0.01: "],
     ),
-    "bias": ("--batch-size 64 --every 3 --", ["dp-sgd ", "dp-sat ", "bam "]),
+    "bias": ("--batch-size 16 --every 8 --", ["dp-sgd ", "dp-sat ", "bam "]),
 }
 
 
@@ -72,23 +76,23 @@ def test_equal_spreads_are_within_the_factor(script: Any) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", TYPED)
 def test_a_script_runs_as_it_is_typed(tmp_path: pathlib.Path, name: str) -> None:
-    for words in (
-        "synth --rows 1000 --out text",
-        "prepare --input text/* --schema criteo --out data",
-    ):
-        command = [sys.executable, "-m", "dpsgd", *words.split()]
-        subprocess.run(command, cwd=tmp_path, check=True)
+    text, data, out = (tmp_path / part for part in ("text", "data", "out"))
+    invoke(["synth", "--rows=400", f"--out={text}"], catch=False)
+    prepared = f"--input={text}", "--schema=criteo", f"--out={data}"
+    invoke(["prepare", *prepared], catch=False)
     options, printed = TYPED[name]
-    own = options.format(test="data/test").split()
+    own = options.format(test=data / "test").split()
     trained = TRAINED.split()
     if name == "simulate":  # the noise is that of the large run
         trained = [*trained[:2], *trained[4:]]
+    script = f"import runpy; runpy.run_path('{name}.py', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, SCRIPTS / f"{name}.py", "--input", "data/train", "--out", name,
-         *own, *trained],
-        cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True,
+        [warm_python(), "-c", script, f"--input={data}/train", f"--out={out}", *own,
+         *trained],
+        cwd=SCRIPTS, env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        check=True, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert all(any(line.startswith(one) for line in lines) for one in printed)
-    pictures = list((tmp_path / name).glob("*.png"))
+    pictures = list(out.glob("*.png"))
     assert len(pictures) == (name != "variance")

@@ -145,7 +145,7 @@ def test_the_same_call_again_takes_or_finishes_the_same_batches(
         ({"batches": "batches"}, "either data or batches.*both"),
         ({"data": None, "batches": "batches"}, "no batch_size.*with batches"),
         ({"data": {"age": np.zeros(ROWS)}}, "column 'label'.* Rename the one"),
-        ({"data": {"age": [[1.0], [1.0, 2.0]]}}, r"make it dense .*\.to_tensor\(\)"),
+        ({"data": {"age": [[1.0], [1.0, 2.0]]}}, r"column dense .*\.to_tensor\(\)"),
         (
             {"data": {"ages": np.zeros(ROWS), "label": np.zeros(ROWS)}},
             "input 'age'.*ages",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 
@@ -11,8 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
-from dpsgd import fit_stages
-from tests.command_line import invoke
 from tests.criteo import write_schema
 
 #: What every call of `fit` here says.
@@ -58,29 +55,6 @@ def test_a_run_that_cannot_learn_ends_before_it_trains(
     assert not pathlib.Path("table-fit/run").exists()
 
 
-def test_the_split_is_said_before_it_is_made(
-    typed: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_ordered()
-
-    def stop(*_: object, **__: object) -> None:
-        raise InputError("reached a stage")
-
-    monkeypatch.setattr(fit_stages, "run_stage", stop)
-    flags = [
-        "fit",
-        "table.csv",
-        "--label=y",
-        "--numeric=size",
-        "--rows-are-independent",
-    ]
-    done = invoke([*flags, "--epsilon=3"])
-    assert "reached a stage" in str(done.exception)
-    assert "at random: 80% train" in done.stderr
-
-
 # -- dates and files -------------------------------------------------------------------
 
 
@@ -124,39 +98,11 @@ def test_a_label_that_needs_a_flag_names_it_once(
     assert str(error.value).count(says) == 1
 
 
-def test_malformed_rows_may_be_omitted_by_fit(
-    typed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    monkeypatch.setattr(fit_stages, "_plan", lambda *_: ("version",))
-
-    def run(number: int, total: int, title: str, given: list[str], **_: object) -> None:
-        seen.append(given[0])
-        if given[0] == "prepare":
-            typed(*given)
-
-    monkeypatch.setattr(fit_stages, "run_stage", run)
-    lines = ['"size, in cm",y', *["1,0", "2,1"] * 20, "3,maybe"]
+def test_malformed_rows_may_be_omitted_by_fit(typed: Callable[..., str]) -> None:
+    lines = ['"size, in cm",y', *["1,0", "2,1"] * 1000, "3,maybe"]
     pathlib.Path("table.csv").write_text("\n".join(lines))
     flags = ["fit", *FIT, '--numeric="size, in cm"', "--dry-run"]
-    with pytest.raises(InputError, match="1 of 41 are malformed"):
+    with pytest.raises(InputError, match="1 of 2001 are malformed"):
         typed(*flags)
     typed(*flags, "--on-bad-row=skip")
-    assert seen == ["prepare", "prepare", "version"]
-
-
-# -- what a person sees ----------------------------------------------------------------
-
-
-def test_metrics_of_eval_are_in_units_of_the_label(typed: Callable[..., str]) -> None:
-    """The variance of the labels is some 75, and of numbers in [-1, 1] below 1."""
-    lines = [f"{row % 31},{100 + row % 31}" for row in range(400)]
-    pathlib.Path("table.csv").write_text("\n".join(["size,y", *lines]))
-    typed("schema", "table.csv", "--label=y", "--numeric=size", "--range=y:100:130")
-    typed("prepare", "--input=table.csv", "--schema=schema.toml", "--out=data")
-    typed("batches", "--input=data/train", "--out=batches", "--batch-size=320",
-          "--epochs=1")  # fmt: skip
-    typed("train", "--batches=batches", "--eval=data/test", "--out=run",
-          "--noise-multiplier=1", "--delta=1e-4", "--hidden=2")  # fmt: skip
-    found = json.loads(pathlib.Path("run/metrics.json").read_text())
-    assert found["guessing"]["loss"] > 50
+    assert pathlib.Path("table-fit/first").is_dir()

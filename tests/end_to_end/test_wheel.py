@@ -17,7 +17,7 @@ import pytest
 PACKAGES = ("accounting", "dpsgd", "pipelines", "trainer")
 PLAN = (
     "plan", "--num-examples=16000", "--batch-size=256", "--epochs=2", "--epsilon=3",
-    "--delta=1e-6",
+    "--delta=1e-6", "--sampler=truncated-poisson",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from tests.frozen import compare, planted_faults, table_metrics
 from tests.frozen.__main__ import KINDS
 
 #: Every so many answers are compared here, of those that take minutes.
-SHARES = {"batches": 1, "accountant": 25, "sums": 5}
+SHARES = {"batches": 1, "accountant": 50, "sums": 10}
 
 
 @pytest.mark.parametrize("kind", SHARES)

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import bz2
-import contextlib
 import dataclasses
-import json
 import logging
-import os
 import pathlib
-import re
 import shutil
-import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from apache_beam.portability import common_urns
-from apache_beam.portability.api import beam_runner_api_pb2
 
 from accounting.core.plan import DpSgdPlan
 from dpsgd import command_line
 from pipelines.files import storage
 from pipelines.files.key_sources import create_key_file
-from pipelines.files.storage import StrPath, is_remote, pretty_json
+from pipelines.files.storage import StrPath, is_remote
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.job_folder import open_job
 from pipelines.job.packing import Layout
@@ -38,7 +27,6 @@ from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from tests.sampler_fields import needed
-from tests.warm_processes import warm_python
 
 
 def write_table(path: pathlib.Path, first: int, count: int, row_group: int) -> None:
@@ -150,40 +138,6 @@ def contents(folder: StrPath) -> dict[str, bytes]:
     return {path: storage.read_bytes(f"{folder}/{path}") for path in kept}
 
 
-def prepared_bytes(folder: StrPath) -> dict[str, bytes]:
-    """Every file of prepared data by its path, whichever files it was read from."""
-    found = contents(folder)
-    if (name := "_prepared.json") in found:
-        record = json.loads(found[name])
-        assert record["settings"].pop("sources")
-        assert record["settings"].pop("read")
-        found[name] = pretty_json(record)
-    return found
-
-
-@pytest.fixture(scope="session")
-def pipeline_bytes() -> Callable[[beam.Pipeline], bytes]:
-    """A pipeline's proto, and its DoFns as pickled: the proto holds them compressed."""
-
-    def plain(payload: bytes) -> bytes:
-        data = base64.b64decode(payload)
-        with contextlib.suppress(OSError):
-            return bz2.decompress(data)
-        return zlib.decompress(data)
-
-    def collect(pipeline: beam.Pipeline) -> bytes:
-        proto = pipeline.to_runner_api()
-        payloads = [
-            beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
-            for transform in proto.components.transforms.values()
-            if transform.spec.urn == common_urns.primitives.PAR_DO.urn
-        ]
-        fns = [plain(payload.do_fn.payload) for payload in payloads]
-        return b"".join([proto.SerializeToString(), *fns])
-
-    return collect
-
-
 class Ran(NamedTuple):
     """What a command left."""
 
@@ -217,49 +171,3 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
         return Ran(code, *capfd.readouterr())
 
     return run
-
-
-#: Code blocks of pipelines/README.md that need a package of an optional extra.
-OPTIONAL = {"import jax": "jax", "import torch": "opacus"}
-
-
-@pytest.fixture(scope="session")
-def readme_blocks(root: pathlib.Path) -> list[tuple[str, str, str | None]]:
-    """(language, text, optional extra) of every code block of pipelines/README.md."""
-    text = (root / "pipelines" / "README.md").read_text()
-    found = re.findall(r"^```(sh|python)\n(.*?)^```$", text, re.M | re.S)
-    assert text.count("```") == 2 * len(found), "a block without a language"
-    extras = [
-        next((e for word, e in OPTIONAL.items() if word in block), None)
-        for _, block in found
-    ]
-    return [
-        (language, block, extra)
-        for (language, block), extra in zip(found, extras, strict=True)
-    ]
-
-
-@pytest.fixture(scope="session")
-def readme_folder(
-    tmp_path_factory: pytest.TempPathFactory,
-    root: pathlib.Path,
-    readme_blocks: list[tuple[str, str, str | None]],
-) -> pathlib.Path:
-    """Where all blocks that need no extra have run, in order.  Not to be changed."""
-    folder = tmp_path_factory.mktemp("readme")
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    python = os.fspath(warm_python())
-    command = f'dpsgd() {{ "{python}" -m dpsgd "$@"; }}\n'
-    for language, text, extra in readme_blocks:
-        if extra is None:
-            shell = ["bash", "-euc", command + text]
-            result = subprocess.run(
-                shell if language == "sh" else [python, "-c", text],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
-    return folder

@@ -20,7 +20,8 @@ import numpy as np
 
 from accounting.core.plan import POISSON, DpSgdPlan
 from pipelines.core.batches.manifest import BatchFile, Column, Manifest
-from pipelines.tables.schema import LABEL, Schema
+from pipelines.tables.kinds import LABEL
+from pipelines.tables.schema import Schema
 from tests.trainer.zoo import arrays
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, tf

@@ -21,12 +21,7 @@ from accounting.core.plan import CYCLIC_POISSON, POISSON, SAMPLERS, DpSgdPlan
 from pipelines.batches import first_use
 from pipelines.batches.folder import write_manifest
 from pipelines.core.batches.batch_format import encode_batch, write_record
-from pipelines.core.batches.manifest import (
-    BatchFile,
-    Column,
-    FileChecksum,
-    Manifest,
-)
+from pipelines.core.batches.manifest import BatchFile, Column, FileChecksum, Manifest
 from pipelines.core.users import BOUNDED
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.inputs.source_table import (
@@ -284,7 +279,7 @@ def kernels_are_kept() -> Iterator[None]:
 def batches_may_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small runs, which nobody sees, use the batches of a test one after the other.
 
-    That others are refused is tested in ``test_own_batches``, without this.
+    That others are refused is tested in ``test_batches_of_runs``, without this.
     """
     monkeypatch.setattr(first_use, "check", lambda batches, run_id: None)
 
@@ -347,7 +342,7 @@ def answers_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(accountant, name, function)
 
 
-def _save_nothing(network: Any, inner: Any, path: str) -> None:
+def save_nothing(network: Any, inner: Any, path: str) -> None:
     """Stands in for ``export._save_tensorflow``, whose files are in a folder too."""
     del network, inner
     folder = pathlib.Path(path) / "variables"
@@ -360,7 +355,7 @@ def lean_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without SavedModels and picture, half of a small run's time.
 
     For tests of what is trained and how: Keras' files hold it.  What a run writes is
-    tested without this, in ``test_complete_results`` and ``test_export``.
+    tested without this, in ``test_complete_results``.
     """
-    monkeypatch.setattr("trainer.export._save_tensorflow", _save_nothing)
+    monkeypatch.setattr("trainer.export._save_tensorflow", save_nothing)
     monkeypatch.setattr("trainer.report.report.plot_curve", lambda *_, title: None)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.paths import SINGLE_EXAMPLES
 from trainer.model.trainable_model import TrainableModel
 
 NUM_ROWS = 5
@@ -26,20 +25,6 @@ def numbers() -> tuple[Any, Any]:
 def linear() -> Any:
     integers, values = numbers()
     return keras.Model(integers, keras.layers.Dense(1)(values))
-
-
-def tower() -> Any:
-    integers, values = numbers()
-    for activation in ("relu", "tanh"):
-        values = keras.layers.Dense(9, activation=activation)(values)
-    return keras.Model(integers, keras.layers.Dense(1, use_bias=False)(values))
-
-
-def several_ids_in_one_table() -> Any:
-    categories = keras.Input((26,), dtype="int32", name="categories")
-    values = keras.layers.Embedding(7, 3)(categories)
-    values = keras.layers.GlobalAveragePooling1D()(values)
-    return keras.Model(categories, keras.layers.Dense(1)(values))
 
 
 def dense_per_position() -> Any:
@@ -87,12 +72,6 @@ def layer_normalization() -> Any:
     return keras.Model(integers, keras.layers.Dense(1)(values))
 
 
-def nested() -> Any:
-    integers, values = numbers()
-    inner = keras.Sequential([keras.layers.Dense(5, activation="relu")])
-    return keras.Model(integers, keras.layers.Dense(1)(inner(values)))
-
-
 def many_ids_in_one_table() -> Any:
     categories = keras.Input((26,), dtype="int32", name="categories")
     ids = keras.ops.concatenate([categories, categories, 6 - categories], 1)
@@ -113,27 +92,11 @@ def masked_ids() -> Any:
     return keras.Model(categories, keras.layers.Dense(1)(values))
 
 
-FAST = (
-    linear,
-    tower,
-    one_id,
-    several_ids_in_one_table,
-    many_ids_in_one_table,
-    dense_per_position,
-    both_inputs,
-    nested,
-    masked_ids,
-)
+#: Computed by the graph's operations alone.
+FAST = (one_id, many_ids_in_one_table, both_inputs)
 OTHER = (layer_used_twice, tied_weights, layer_normalization)
-#: These have every layer, and every use of one, that the others have.
-EVERY_LAYER = (dense_per_position, both_inputs, nested, masked_ids, *OTHER)
-
-
-def all_paths(model: TrainableModel, chosen: str) -> list[str]:
-    """The chosen path; and the other, but for models that others stand for."""
-    make = model.description["make"]
-    skips = make in FAST and make not in EVERY_LAYER
-    return sorted({chosen} if skips else {chosen, SINGLE_EXAMPLES})
+#: These have every layer, and every use of one: they are computed on both paths.
+EVERY_LAYER = (dense_per_position, masked_ids, *OTHER)
 
 
 def make_model(make: Callable[[], Any], seed: int = 0) -> TrainableModel:

@@ -238,7 +238,7 @@ def audit(
             **how,
         )
     warn(settings.delta, settings.plan.num_examples)
-    with Bars([auditing.COUNTED]) as bars:
+    with Bars({auditing.COUNTED: None}) as bars:
         report = auditing.audit(settings, progress=bars.update)
     if as_json:
         print(json.dumps(report.to_json(), indent=2))

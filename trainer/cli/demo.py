@@ -6,9 +6,12 @@ line does.  The table at the end is made from the files that the stages wrote.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from trainer.report.report import Report
 
 _MODEL = ("--embedding-dim=4", "--hidden=32,16")
+#: Of prctl(2): the signal that this process gets when the one that started it ends.
+_PR_SET_PDEATHSIG = 1
 #: With fewer rows, the noise dominates and the model learns nothing.
 _LEAST_ROWS = 50_000
 
@@ -41,7 +46,7 @@ def run_stage(
     aside: bool = False,
     remedy: str = "",
 ) -> None:
-    """Runs a stage.
+    """Runs a stage, which ends with this process, even one that is killed.
 
     Args:
       number: Its number, from 1.
@@ -59,7 +64,12 @@ def run_stage(
     print(f"$ dpsgd {shlex.join(arguments)}", file=place, flush=True)
     command = [sys.executable, "-m", "dpsgd", *arguments]
     stdout = sys.stderr if aside else None
-    status = subprocess.run(command, check=False, stdout=stdout).returncode
+    end_with_this = functools.partial(
+        ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM
+    )
+    status = subprocess.run(
+        command, check=False, stdout=stdout, preexec_fn=end_with_this
+    ).returncode
     if status:
         raise InputError(
             f"Expected stage {number}, dpsgd {arguments[0]}, to succeed; its exit "

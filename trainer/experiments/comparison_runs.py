@@ -44,7 +44,7 @@ from pipelines.batches.folder import (
 from pipelines.core.users import UserBound
 from pipelines.files import processes
 from pipelines.files.storage import pretty_json, write_atomically
-from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.inputs.source_table import SourceTable, table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.core.run.run_record import read_run
@@ -214,7 +214,7 @@ class Runs:
 
     @functools.cached_property
     def _table(self) -> SourceTable:
-        return table_of(list_row_groups(self._experiment.source))
+        return table_of(list_blocks(self._experiment.source, of_numbers=False))
 
     def _batches(self, name: str) -> pathlib.Path:
         return self._experiment.out / "batches" / name

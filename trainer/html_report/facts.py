@@ -185,6 +185,7 @@ def collect(
         "plan": {
             **plan.to_json(),
             "sampling_probability": str(plan.sampling_probability),
+            "sampling_decimal": f"{float(plan.sampling_probability):.4g}",
             "once_per_epoch": sampler_registry.rules(plan.sampler).once_per_epoch,
             "fingerprint": plan.fingerprint,
         },

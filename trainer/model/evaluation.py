@@ -28,15 +28,13 @@ import pyarrow.parquet as pq
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Column
 from pipelines.core.files.local_files import digest_of
-from pipelines.core.users import Bounded
+from pipelines.core.users import BOUNDED, Bounded
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import (
-    check_count,
-    check_files_once,
+    check_bounded,
     column_of,
     description_of,
     values_of,
-    without_note,
 )
 from pipelines.inputs.source_table import footer_digest
 from trainer.core.run.redact_errors import redact_errors
@@ -129,8 +127,9 @@ class HeldOut:
                 "the output of one `dpsgd prepare`."
             )
         if first is not None:
-            num_rows = check_files_once(os.fspath(file.path) for file in self._files)
-            check_count(first, num_rows, self.option)
+            paths = [os.fspath(file.path) for file in self._files if file.num_rows]
+            footers = {path: footer_digest(path) for path in paths}
+            check_bounded(first, self.num_rows, footers, self.option)
         return first
 
     @functools.cached_property
@@ -404,7 +403,7 @@ def _check_file(
                 f"shape {column.shape}, as in the batches; it is {found.type}."
             )
     # Users of training and of held-out examples are bounded each by themselves.
-    if without_note(file.description) != without_note(description):
+    if {**file.description, BOUNDED: None} != {**description, BOUNDED: None}:
         raise InputError(
             f"Expected {path} to be prepared as the examples of the batches were; its "
             "description differs. Use the test split of the same `dpsgd prepare`."

@@ -40,7 +40,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Column
@@ -222,6 +222,17 @@ class TrainableModel:
         if before is None or [*map(id, before)] != [*map(id, variables)]:
             found = make(self)
             kept[make] = variables, found
+        return found
+
+    def described(self, more: Mapping[str, Any]) -> Self:
+        """Returns the same model with more in its description.
+
+        What is kept of the one is kept of the other: a step computes by the graph that
+        was checked, which is traced once.
+        """
+        description = {**self.description, **more}
+        found = dataclasses.replace(self, description=description)
+        vars(found)["_kept"] = vars(self).setdefault("_kept", {})
         return found
 
     @property

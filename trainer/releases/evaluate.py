@@ -59,7 +59,7 @@ from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
 from pipelines.core.files.locks import locked
 from pipelines.core.users import Bounded
 from pipelines.files.storage import pretty_json, read_json, write_atomically
-from pipelines.inputs.parquet_blocks import list_row_groups
+from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.inputs.source_table import SourceTable, table_of
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RunRecord
@@ -289,7 +289,9 @@ def evaluate(
     bounded = held_out.bounded
     check_unit(Bounded.of(manifest.dataset), held_out, table)
     trained = SourceTable.from_json(read_checksums(batches).table)
-    trained.check_apart(table_of(list_row_groups(os.fspath(table))), "--input")
+    trained.check_apart(
+        table_of(list_blocks(os.fspath(table), of_numbers=False)), "--input"
+    )
     _check_new(folder)
     stated = privacy.run_statement(
         record, manifest, delta=delta, allow_large_delta=allow_large_delta

@@ -49,7 +49,7 @@ from pipelines.core.files.locks import LOCK_NAME, locked
 from pipelines.files import processes
 from pipelines.files.outputs import make_private_folder
 from pipelines.files.storage import pretty_json, read_json, write_atomically
-from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from pipelines.tables.kinds import REGRESSION
@@ -173,7 +173,7 @@ def _check_scored(scored: pathlib.Path, dataset: Dataset) -> int:
     digests = dataset.footers.values()
     held_out = HeldOut(scored, columns, described, digests, option="--score")
     evaluate.check_unit(None, held_out, scored)
-    of_score = table_of(list_row_groups(os.fspath(scored)))
+    of_score = table_of(list_blocks(os.fspath(scored), of_numbers=False))
     table_of(dataset).check_apart(of_score, "--score")
     return held_out.num_rows
 
@@ -297,7 +297,7 @@ def _drawn(request: TuneRequest) -> _State:
 
 def _rows_of(request: TuneRequest) -> tuple[str, ...]:
     folders = request.asked["input"], request.asked["scored"]
-    return tuple(list_row_groups(folder).digest for folder in folders)
+    return tuple(list_blocks(folder, of_numbers=False).digest for folder in folders)
 
 
 def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
             shutil.rmtree(private, ignore_errors=True)  # it was killed before
             return at_present
         write_atomically(request.out / NAME, pretty_json(request.described))
-        make_private_folder(private, remedy="Choose another --out.")
+        make_private_folder(private)
         path = private / STATE_NAME
         state = _State(**read_json(path)) if path.exists() else _drawn(request)
         write_atomically(path, pretty_json(dataclasses.asdict(state)))

@@ -63,7 +63,7 @@ class Terminal:
 
     def __init__(self, label: str = "training", *, unit: str = "step") -> None:
         self._label = label
-        self._bars = Bars([label], unit=unit)
+        self._bars = Bars({label: None}, unit=unit)
         self._num_steps = 0
 
     def __enter__(self) -> Terminal:

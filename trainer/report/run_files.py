@@ -175,8 +175,8 @@ def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
         if (found >= value) if lower else (found <= value):
             yield (
                 f"The model is no better than guessing: {in_words(name)} {found:.4f}, "
-                f"guessing {value:.4f}. Try more --epochs, a larger --batch-size, or a "
-                "smaller --learning-rate."
+                f"guessing {value:.4f}. Try more epochs, a larger batch or a smaller "
+                "learning rate; another run adds its epsilon."
             )
             return
     error, count = metrics.get("calibration_error"), metrics.get("num_examples")

@@ -31,7 +31,6 @@ from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
 from pipelines.core.users import Bounded, UserBound
 from pipelines.files.storage import pretty_json, write_atomically
-from pipelines.inputs.source_table import ORDERED_BY
 from trainer.core import claim_names
 from trainer.core.run.run_record import RunRecord, check_execution
 from trainer.report.run_files import PRIVACY_NAME, PRIVACY_TEXT_NAME
@@ -301,7 +300,7 @@ def run_statement(
     )
     whole = dataclasses.replace(
         whole,
-        learned_before=(*_learned_before(record), *_order_of(manifest)),
+        learned_before=_learned_before(record),
         batches_certified=_are_certified(record, certificate),
         batches_used_before=record.batches_used_before,
         claims={name: claim_names.CLAIMS[name] for name in record.relies_on},
@@ -348,17 +347,6 @@ def _learned_before(record: RunRecord) -> tuple[str, ...]:
     return (
         "the initial weights: the run started from weights that the user declares "
         f"public (SHA-256 {weights['sha256']})",
-    )
-
-
-def _order_of(manifest: Manifest) -> tuple[str, ...]:
-    """Returns that the order of the rows is not covered, where all of them made it."""
-    column = manifest.dataset.get(ORDERED_BY)
-    if column is None:
-        return ()
-    return (
-        f"the order of the rows, and with it the steps of each: by {column}, from all "
-        "of them",
     )
 
 

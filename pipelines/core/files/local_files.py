@@ -120,13 +120,12 @@ def make_folder(path: StrPath) -> bool:
     return True
 
 
-def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> None:
+def make_private_folder(path: StrPath, *, follow: bool = True) -> None:
     """Makes a folder that only this user may enter, or closes an existing one.
 
     Args:
       path: The folder.
       follow: Whether it may be a link to a folder.
-      remedy: What the user can do if it cannot be made private.
 
     Raises:
       InputError: the path belongs to another user, is no folder, or is on a file system
@@ -138,7 +137,7 @@ def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> N
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise InputError(
             f"Expected {path} to be a folder of this user, since it is to hold what "
-            f"nobody else may read. {remedy}"
+            "nobody else may read."
         )
     if not new:
         os.chmod(path, 0o700)
@@ -146,7 +145,7 @@ def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> N
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(
             f"Expected the mode {mode:04o} of {path} to become 0700, so that nobody "
-            f"else can read what it holds; its file system keeps no modes. {remedy}"
+            "else can read what it holds; its file system keeps no modes."
         )
 
 

@@ -88,19 +88,6 @@ def test_the_transform_is_as_accurate_as_it_says():
     assert np.all(np.abs(z - exact) <= error + 1e-13)
 
 
-def test_what_wraps_around_is_positive():
-    """A short period counts delta at other epsilons too, and never takes any off."""
-    loss = randomized_response(0.05)
-    exact = float(exact_delta(0.05, 100, 1.0))
-    previous = math.inf
-    for period in (0.5, 1.0, 2.0, 8.0):
-        contour = Contour(order=2.5, period=period, variance=1e-6, count=4000)
-        found = inversion.invert(loss, 100, contour).delta(1.0)
-        assert exact <= found <= previous * (1 + 1e-9)
-        previous = found
-    assert previous == pytest.approx(exact, rel=1e-2)
-
-
 def test_losses_need_no_grid():
     rng = np.random.default_rng(0)
     masses = rng.dirichlet(np.ones(5))

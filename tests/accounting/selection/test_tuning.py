@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-
-import pytest
 
 from accounting.claims.selection import Tuning
 from accounting.core import accountant
 from accounting.core.plan import together
-from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
 from tests.command_line import invoke
 
@@ -34,16 +30,8 @@ def test_the_noise_of_the_best_was_itself_verified_to_meet_the_target():
     assert one.guarantee < found.noise_multiplier < every.guarantee
 
 
-def test_a_sampler_whose_profile_takes_minutes_is_refused():
-    shuffled = dataclasses.replace(PLAN, sampler="dynamic-shuffle", num_examples=16_128)
-    with pytest.raises(InputError, match="deterministic or poisson"):
-        dataclasses.replace(ASKED, plan=dataclasses.replace(shuffled, num_epochs=2))
-
-
 def test_plan_prints_the_price_as_json():
     found = invoke(["plan", *FLAGS, "--noise-multiplier", "2", "--json"])
     price = json.loads(found.output)["price"]
     assert price["mean"] > 8
     assert 0 < price["epsilon"] < math.inf
-    refused = invoke(["plan", *FLAGS, "--epsilon=3", "--max-examples-per-user=2"])
-    assert "for rows under zero-out" in refused.output

@@ -12,7 +12,7 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.files.key_sources import create_key_file, read_key_file
-from pipelines.job import job_folder, poisson_batching
+from pipelines.job import job_folder
 from tests.pipelines.conftest import SmallJobs, contents
 
 
@@ -61,7 +61,7 @@ def test_a_damaged_checksum_is_of_a_file_that_is_made_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(poisson_batching, "finish_job", killed)
+        patch.setattr(job_folder, "finish_job", killed)
         with pytest.raises(KeyboardInterrupt):
             jobs.write("killed")
     wanted = contents(jobs.write("whole"))

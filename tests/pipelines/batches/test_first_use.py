@@ -66,11 +66,11 @@ def test_where_nothing_can_be_written_it_is_said_and_marks_still_count(
 
     (tmp_path / "private").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(first_use, "create", read_only)
+        patch.setattr(storage, "create", read_only)
         said = first_use.take(tmp_path, A_RUN, "/runs/one")
     assert f"{tmp_path}/private/used_by.json cannot be written (Read-only" in said
     first_use.take(tmp_path, A_RUN, "/runs/one")
-    monkeypatch.setattr(first_use, "create", read_only)
+    monkeypatch.setattr(storage, "create", read_only)
     assert first_use.take(tmp_path, A_RUN, "/runs/one") == ""
     with pytest.raises(InputError, match=REFUSED):
         first_use.take(tmp_path, ANOTHER, "/runs/two")

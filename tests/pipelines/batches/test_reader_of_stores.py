@@ -119,15 +119,14 @@ def test_what_is_read_ahead_is_bounded(
 ) -> None:
     largest = max(path.stat().st_size for path in files_of(batches))
     monkeypatch.setattr(reader, "RANGE_BYTES", largest)
-    monkeypatch.setattr(of_folder, "RANGE_BYTES", largest)
     monkeypatch.setattr(of_folder, "_AHEAD_BYTES", 3 * largest)
-    read, began = of_folder.read_range, threading.Semaphore(0)
+    read, began = storage.read_range, threading.Semaphore(0)
 
     def counting(path: str, start: int, size: int) -> bytes:
         began.release()
         return read(path, start, size)
 
-    monkeypatch.setattr(of_folder, "read_range", counting)
+    monkeypatch.setattr(storage, "read_range", counting)
     with contextlib.closing(read_batches(stored)) as found:  # type: ignore[type-var]
         next(found)
         for _ in range(3):

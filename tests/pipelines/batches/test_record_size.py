@@ -34,14 +34,9 @@ def dataset(*columns: Column, num_rows: int = 1_000_000) -> Dataset:
 
 
 def plan(batch_size: int, **changes: object) -> DpSgdPlan:
-    fields = {
-        "sampler": "truncated-poisson",
-        "num_examples": 1_000_000,
-        "expected_batch_size": batch_size,
-        "num_steps": 10,
-        "truncated_batch_size": batch_size,
-    }
-    return DpSgdPlan(**{**fields, **changes})  # type: ignore[arg-type]
+    sizes = {"num_examples": 1_000_000, "num_steps": 10, **changes}
+    batch = {"expected_batch_size": batch_size, "truncated_batch_size": batch_size}
+    return DpSgdPlan(**{"sampler": "truncated-poisson", **batch, **sizes})  # type: ignore[arg-type]
 
 
 @given(

@@ -39,8 +39,7 @@ def started(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)],
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
 )
 def test_a_signal_is_one_line_and_the_same_command_goes_on(
     started: tuple[list[str], pathlib.Path, subprocess.Popen[str]],
@@ -115,8 +114,7 @@ def test_a_column_that_seems_to_name_users_is_noted_until_it_is_bounded(
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with progress_bars.Bars(["steps"]) as bars:
-        bars.set_total("steps", 3)
+    with progress_bars.Bars({"steps": 3}) as bars:
         # A test may pause for longer than there is between two lines.
         for seconds in (math.inf, 0.0, math.inf):
             monkeypatch.setattr(progress_bars, "_LINE_SECONDS", seconds)
@@ -131,11 +129,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
         ([], "truncated-poisson", None),
         (["--bands=1"], "truncated-poisson", None),
         (["--bands=4"], "truncated-cyclic-poisson", 4),
-        (
-            ["--bands=auto", "--epsilon=1", "--delta=1e-6"],
-            "truncated-cyclic-poisson",
-            8,
-        ),
+        (["--bands=auto", "--epsilon=1"], "truncated-cyclic-poisson", 8),
         (["--epsilon=1", "--sampler=poisson"], "cyclic-poisson", 8),
         (["--epsilon=1", "--sampler=balls-and-bins"], "balls-and-bins", None),
         (["--epsilon=1", "--bands=1"], "truncated-poisson", None),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -58,15 +56,9 @@ def test_skipped_lines_are_counted_and_named(
     assert isinstance(failed.exception, InputError)
     assert "1 of 334 are malformed" in str(failed.exception)
     result = run_prepare(
-        "--input",
-        bad,
-        "--out",
-        tmp_path / "data",
-        "--on-bad-row",
-        "skip",
-        "--json",
+        "--input", bad, "--out", tmp_path / "data", "--on-bad-row=skip", "--json",
         *criteo,
-    )
+    )  # fmt: skip
     summary = json.loads(result.stdout)
     assert summary["malformed_lines"] == 1
     assert summary["first_malformed_lines"] == [f"{bad}:1: another number of cells"]
@@ -118,26 +110,3 @@ def test_a_schema_is_written_and_read(tmp_path: pathlib.Path) -> None:
     assert "columns_left_out" not in summary
     again = invoke(["schema", *arguments])
     assert "to be a new file" in str(again.exception)
-
-
-def test_neither_beam_nor_tensorflow_is_imported(
-    root: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    program = f"""
-import sys
-assert "numpy" not in sys.modules and "rich" not in sys.modules
-raw, out = {str(tmp_path / "raw")!r}, {str(tmp_path / "out")!r}
-from dpsgd.command_line import run
-run(["synth", "--rows", "9", "--out", raw])
-run(["prepare", "--input", raw, "--out", out, "--schema=criteo"])
-table, made = out + "/train", out + "/schema.toml"
-run(["schema", table, "--label", "label", "--out", made])
-again = ["--input", table, "--schema", made, "--out", out + "/again"]
-run(["prepare", *again])
-heavy = {{"apache_beam", "tensorflow", "keras", "scipy"}}
-assert not heavy & set(sys.modules), heavy & set(sys.modules)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr

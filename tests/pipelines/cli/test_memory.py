@@ -32,7 +32,7 @@ def fails(*_: Any, **__: Any) -> None:
     ("call", "at"),
     [
         ("schema t.parquet --out s", "pipelines.cli.data_body.schema"),
-        ("prepare --schema t.toml", "pipelines.tables.reading.relation_of"),
+        ("prepare --schema t.toml", "pipelines.tables.table_files.relation_of"),
         (_BATCHES, "pipelines.job.transforms.sample_and_pack"),
         (f"{_BATCHES} --dry-run", "pipelines.cli.batch_body._summary"),
     ],

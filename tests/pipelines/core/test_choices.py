@@ -37,9 +37,14 @@ from tests.pipelines.core.test_streams import FakeStream
 
 ERROR_RATE = 1e-6
 ROWS, STEPS, KEYS = 60, 20, 1000
-PLAN = DpSgdPlan(
-    sampler="poisson", num_examples=2 * ROWS, expected_batch_size=24, num_steps=STEPS
-)
+
+
+def poisson_plan(num_examples: int, batch: int, num_steps: int) -> DpSgdPlan:
+    sizes = {"num_examples": num_examples, "expected_batch_size": batch}
+    return DpSgdPlan(sampler="poisson", num_steps=num_steps, **sizes)
+
+
+PLAN = poisson_plan(2 * ROWS, 24, STEPS)
 Q = float(PLAN.sampling_probability)
 
 
@@ -145,9 +150,7 @@ def faults_of(drawn: np.ndarray) -> dict[str, np.ndarray]:
     ],
 )
 def test_a_guarantee_holds_and_its_test_catches_faults(
-    drawn: np.ndarray,
-    guarantee: Callable[[np.ndarray], float],
-    faults: tuple[str, ...],
+    drawn: np.ndarray, guarantee: Callable[[np.ndarray], float], faults: tuple[str, ...]
 ) -> None:
     assert guarantee(drawn) > ERROR_RATE
     wrong = faults_of(drawn)
@@ -269,10 +272,7 @@ def test_the_lower_word_decides_a_tied_count() -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(
-    num_steps=st.integers(1, 30),
-    counts=st.lists(st.integers(0, 30), max_size=20),
-)
+@given(num_steps=st.integers(1, 30), counts=st.lists(st.integers(0, 30), max_size=20))
 def test_subsets_have_the_asked_for_sizes(num_steps: int, counts: list[int]) -> None:
     sizes = np.minimum(np.array(counts, np.int64), num_steps)
     row, step = choices._subsets(Stream(insecure_key(0)), sizes, num_steps)
@@ -294,18 +294,12 @@ def test_subsets_are_uniform(size: int) -> None:
 
 def test_degenerate_plans() -> None:
     key = insecure_key(0)
-    everyone = DpSgdPlan(
-        sampler="poisson", num_examples=4, expected_batch_size=4, num_steps=3
-    )
+    everyone = poisson_plan(4, 4, 3)
     assert indicator(everyone, key, "a", 4).all()
     assert len(choose(everyone, key, "a", 0)[0]) == 0
-    one_step = DpSgdPlan(
-        sampler="poisson", num_examples=4, expected_batch_size=1, num_steps=1
-    )
+    one_step = poisson_plan(4, 1, 1)
     assert set(choose(one_step, key, "a", 4)[1].tolist()) <= {0}
-    rare = DpSgdPlan(
-        sampler="poisson", num_examples=10**9, expected_batch_size=1, num_steps=1
-    )
+    rare = poisson_plan(10**9, 1, 1)
     assert len(choose(rare, key, "a", 1000)[0]) == 0
     empty_groups = cyclic_plan(bands=16, num_examples=200, expected_batch_size=11)
     assert set(choose(empty_groups, key, "a", 200)[1].tolist()) == {*range(11)}
@@ -313,9 +307,7 @@ def test_degenerate_plans() -> None:
 
 def test_heavy_rates_obey_the_law() -> None:
     """q = 5/6, where most rows take the complement's path."""
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=6, expected_batch_size=5, num_steps=12
-    )
+    plan = poisson_plan(6, 5, 12)
     counts = indicator(plan, insecure_key(0), "a", 20_000)
     assert smallest_p(counts.sum(axis=0), 20_000, 5 / 6) > ERROR_RATE
     sizes = np.bincount(counts.sum(axis=1), minlength=13)[6:]
@@ -328,17 +320,19 @@ def test_heavy_rates_obey_the_law() -> None:
 ONCE = ("deterministic", "persistent-shuffle", "dynamic-shuffle", "balls-and-bins")
 
 
-def epochs_plan(sampler: str, num_examples: int = 50, batch: int = 7) -> DpSgdPlan:
+def plan_of(
+    sampler: str, num_examples: int = 50, batch: int = 7, epochs: int = 3
+) -> DpSgdPlan:
     steps = steps_per_epoch(num_examples, batch)
     return DpSgdPlan(
         sampler=sampler, num_examples=num_examples, expected_batch_size=batch,
-        num_steps=3 * steps, num_epochs=3,
+        num_steps=epochs * steps, num_epochs=epochs,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("sampler", ONCE)
 def test_once_per_epoch(sampler: str) -> None:
-    plan = epochs_plan(sampler)
+    plan = plan_of(sampler)
     matrix = indicator(plan, insecure_key(0), "a", 50).reshape(50, 3, 7)
     assert (matrix.sum(axis=2) == 1).all()
     if sampler != "balls-and-bins":
@@ -347,7 +341,7 @@ def test_once_per_epoch(sampler: str) -> None:
 
 
 def test_deterministic_batches_follow_the_data_over_blocks() -> None:
-    plan = epochs_plan("deterministic")
+    plan = plan_of("deterministic")
     steps = []
     for first_row, num_rows in ((0, 20), (20, 0), (20, 30)):
         block = BlockSpan(label="x", num_rows=num_rows, first_row=first_row)
@@ -361,7 +355,7 @@ def test_deterministic_batches_follow_the_data_over_blocks() -> None:
 
 
 def test_balls_and_bins_are_uniform_and_drawn_anew_each_epoch() -> None:
-    plan = epochs_plan("balls-and-bins", num_examples=28_000, batch=4000)
+    plan = plan_of("balls-and-bins", num_examples=28_000, batch=4000)
     step = choose(plan, insecure_key(0), "a", 28_000)[1].reshape(3, -1)
     pairs = np.zeros((7, 7), int)
     np.add.at(pairs, (step[0], step[1] - 7), 1)
@@ -417,18 +411,10 @@ def test_cyclic_rows_are_in_steps_of_one_uniform_group_alone() -> None:
 
 @pytest.mark.parametrize("sampler", ONCE)
 def test_steps_that_do_not_make_epochs_are_refused(sampler: str) -> None:
-    plan = epochs_plan(sampler)
+    plan = plan_of(sampler)
     check_epochs(plan)
     with pytest.raises(InputError, match="steps_per_epoch=6 to be 7"):
         check_epochs(dataclasses.replace(plan, num_steps=18))
-
-
-def plan_of(sampler: str, num_examples: int, batch: int, epochs: int = 2) -> DpSgdPlan:
-    steps = steps_per_epoch(num_examples, batch)
-    return DpSgdPlan(
-        sampler=sampler, num_examples=num_examples, expected_batch_size=batch,
-        num_steps=epochs * steps, num_epochs=epochs,
-    )  # fmt: skip
 
 
 def all_steps(plan: DpSgdPlan, seed: int, sizes: list[int]) -> np.ndarray:
@@ -461,7 +447,7 @@ def test_exact_split(
     sizes = [*sizes, 1]
     total = sum(sizes)
     name = "persistent-shuffle" if persistent else "dynamic-shuffle"
-    plan = plan_of(name, total, max(1, round(share * total)))
+    plan = plan_of(name, total, max(1, round(share * total)), epochs=2)
     found = all_steps(plan, seed, sizes)
     per_epoch = plan.steps_per_epoch
     for epoch in range(plan.num_epochs):
@@ -475,7 +461,7 @@ def test_exact_split(
 
 def test_a_persistent_shuffle_keeps_its_order_and_a_dynamic_one_does_not() -> None:
     for name, equal in (("persistent-shuffle", True), ("dynamic-shuffle", False)):
-        plan = plan_of(name, 500, 50)
+        plan = plan_of(name, 500, 50, epochs=2)
         one, two = all_steps(plan, 3, [500])
         assert (one == two - plan.steps_per_epoch).all() == equal
 
@@ -512,12 +498,12 @@ def test_equal_high_words_are_decided_by_the_low_ones(
 
 
 def test_steps_do_not_depend_on_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of("dynamic-shuffle", 5000, 30)
+    plan = plan_of("dynamic-shuffle", 5000, 30, epochs=2)
     one = all_steps(plan, 5, [2000, 3000])
     monkeypatch.setattr(choices, "_MOST_BITS", 2)
     assert (all_steps(plan, 5, [2000, 3000]) == one).all()
 
 
 def test_one_step_per_epoch_has_no_boundary() -> None:
-    plan = plan_of("dynamic-shuffle", 10, 10)
+    plan = plan_of("dynamic-shuffle", 10, 10, epochs=2)
     assert all_steps(plan, 0, [10]).tolist() == [[0] * 10, [1] * 10]

@@ -37,7 +37,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
-from tests.pipelines.bounded_rows import bound_rows
+from pipelines.tables.prepare import UserOptions, of_numbers, prepare
 from tests.pipelines.conftest import Command
 from tests.sampler_fields import needed
 
@@ -387,9 +387,7 @@ def test_rows_changed_below_an_equal_footer_are_found(tmp_path: pathlib.Path) ->
 
 
 def test_at_most_so_much_memory_in_ranges_of_steps(
-    batches: pathlib.Path,
-    input_folder: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    batches: pathlib.Path, input_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resample, "_BASE_BYTES", 0)
     found = list[range]()
@@ -413,11 +411,13 @@ def test_at_most_so_much_memory_in_ranges_of_steps(
 
 @pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson"])
 def test_batches_of_users_are_certified(tmp_path: pathlib.Path, sampler: str) -> None:
-    users = np.random.default_rng(3).integers(0, 60, 300)
-    table = pa.table({"user": users, "x": np.arange(300.0)})
+    ids = np.random.default_rng(3).integers(0, 60, 300)
+    table = pa.table({"user": ids, "x": np.arange(300.0)})
     pq.write_table(table, tmp_path / "table.parquet")
     settings = UserBound(user_column="user", max_examples_per_user=3, num_examples=200)
-    source = bound_rows(tmp_path / "table.parquet", tmp_path / "bounded", settings)
+    data, users = str(tmp_path / "table.parquet"), UserOptions(settings=settings)
+    prepare(data, tmp_path / "bounded", of_numbers(data, "user"), users=users)
+    source = str(tmp_path / "bounded" / "train")
     changes = {"num_examples": 200, "truncated_batch_size": None}
     if sampler == "truncated-poisson":
         changes["truncated_batch_size"] = 12

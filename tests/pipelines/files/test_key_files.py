@@ -20,6 +20,7 @@ def test_a_new_key_is_256_bits_in_a_file_of_mode_0600(tmp_path: pathlib.Path) ->
     key = keys.create_key_file(path)
     assert len(key) == 32
     assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
     assert keys.read_key_file(path) == key
     assert list(path.parent.iterdir()) == [path]
     assert keys.create_key_file(tmp_path / "other") != key

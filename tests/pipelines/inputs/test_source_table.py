@@ -13,8 +13,8 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.users import UserBound
-from pipelines.inputs.parquet_blocks import list_blocks, list_row_groups
-from pipelines.inputs.source_table import SourceTable, source_digests, table_of
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.source_table import SourceTable, read_from, table_of
 from pipelines.tables.prepare import TableOptions, UserOptions, prepare
 from pipelines.tables.schema import Schema
 from tests.criteo import criteo_schema
@@ -70,13 +70,6 @@ SCHEMA: dict[str, Any] = {
         "when": {"kind": "date"},
     },
 }
-AGAIN = Schema.from_json(
-    {
-        "version": 1,
-        "columns": {"label": {"kind": "label", "task": "classes", "classes": 120}},
-        "split": {"by": "hash", "column": "label", "shares": [1, 0, 1], "salt": "x"},
-    }
-)
 BY_TIME = {"by": "time", "column": "when", "cut_users": True}
 
 
@@ -100,7 +93,7 @@ def test_cells_of_the_split_that_are_read_otherwise_are_noticed(
         prepare(str(tmp_path / "a.csv"), tmp_path / name, made, users=users)
         for part in ("train", "test"):
             found = tmp_path / name / part
-            tables.append(table_of(list_row_groups(str(found))))
+            tables.append(table_of(list_blocks(str(found))))
             parts.append(set(pq.read_table(found)["label"].to_pylist()))
     assert tables[0].is_held_out(tables[3])
     assert not parts[0] & parts[3]
@@ -134,7 +127,7 @@ def test_other_malformed_rows_of_the_same_number_are_noticed(
         prepare(str(tmp_path / "a.csv"), tmp_path / name, made)
         for part in ("train", "test"):
             found = tmp_path / name / part
-            tables[name, part] = table_of(list_row_groups(str(found)))
+            tables[name, part] = table_of(list_blocks(str(found)))
             parts[name, part] = set(pq.read_table(found)["label"].to_pylist())
     first = tables["first", "train"]
     assert first.is_held_out(tables["again", "test"])
@@ -152,15 +145,13 @@ def test_bounded_tables_are_not_prepared_again(tmp_path: pathlib.Path) -> None:
     made = TableOptions(schema=Schema.from_json({"version": 1, "columns": columns}))
     users = UserOptions(settings=most)
     prepare(str(tmp_path / "a.parquet"), tmp_path / "first", made, users=users)
-    source = table_of(list_row_groups(str(tmp_path / "a.parquet")))
-    found = table_of(list_row_groups(str(tmp_path / "first" / "train")))
+    source = table_of(list_blocks(str(tmp_path / "a.parquet")))
+    found = table_of(list_blocks(str(tmp_path / "first" / "train")))
     assert found.sources == source.sources
+    again = {"version": 1, "columns": {"label": SCHEMA["columns"]["row"]}}
+    made = TableOptions(schema=Schema.from_json(again))
     with pytest.raises(InputError, match="users are bounded already"):
-        prepare(
-            str(tmp_path / "first" / "train"),
-            tmp_path / "again",
-            TableOptions(schema=AGAIN),
-        )
+        prepare(str(tmp_path / "first" / "train"), tmp_path / "again", made)
 
 
 def test_files_in_common_are_noticed_and_others_are_others(raw: pathlib.Path) -> None:
@@ -184,7 +175,9 @@ def test_rows_that_were_not_prepared_are_known_by_their_files(
     found = list_blocks(str(own))
     table = table_of(found)
     assert table == SourceTable(sources=tuple(found.footers.values()))
-    assert source_digests(str(path) for path in own.iterdir()) == list(table.sources)
+    assert read_from(str(path) for path in own.iterdir())["sources"] == list(
+        table.sources
+    )
 
 
 def test_files_that_were_moved_into_a_part_are_noticed(raw: pathlib.Path) -> None:

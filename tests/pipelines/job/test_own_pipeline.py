@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +21,7 @@ from pipelines.batches.verify import verify
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.poisson_batching import PoissonBatches
 from tests.pipelines.conftest import SmallJobs, contents, small_layout
+from tests.warm_processes import warm_python
 
 
 @pytest.fixture
@@ -30,14 +34,25 @@ def local_pipeline(*options: str) -> beam.Pipeline:
 
 
 def test_the_blocks_of_the_readme_run(
-    readme_folder: pathlib.Path, readme_blocks: list[tuple[str, str, str | None]]
+    tmp_path: pathlib.Path, root: pathlib.Path
 ) -> None:
-    extras = [extra for _, _, extra in readme_blocks]
-    assert sorted(filter(None, extras)) == ["jax", "opacus"]
-    assert extras.count(None) == 4
+    """In order, in one folder; but for those that need a package of an extra."""
+    text, python = (root / "pipelines/README.md").read_text(), os.fspath(warm_python())
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", text, re.M | re.S)
+    assert text.count("```") == 2 * len(blocks), "a block without a language"
+    own = [each for each in blocks if not re.search("import (jax|torch)", each[1])]
+    assert (len(own), len(blocks)) == (4, 6)
+    for language, block in own:
+        shell = ["bash", "-euc", f'dpsgd() {{ "{python}" -m dpsgd "$@"; }}\n{block}']
+        command = shell if language == "sh" else [python, "-c", block]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
     for name in ("batches", "own-batches"):
-        assert verify(readme_folder / name).findings == ()
-    assert (readme_folder / "sampling.key").stat().st_mode & 0o777 == 0o600
+        assert verify(tmp_path / name).findings == ()
+    assert (tmp_path / "sampling.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_result_is_that_of_the_command(jobs: SmallJobs, plan: DpSgdPlan) -> None:

@@ -59,13 +59,9 @@ def selected(array: pa.Array, select: Select, expression: str) -> list[Any]:
     """The values of an expression, "bad" where a row is malformed."""
     select.output("found", expression)
     with connect() as database:
-        database.create_function(
-            "nfkc",
-            reading._nfkc,
-            ["VARCHAR"],
-            "VARCHAR",
-            type=reading.PythonUDFType.ARROW,
-        )
+        how = ["VARCHAR"], "VARCHAR"
+        kind = reading.PythonUDFType.ARROW
+        database.create_function("nfkc", reading._nfkc, *how, type=kind)
         database.register("memory_table", pa.table({"f0": array}))
         found = database.sql(select.sql("memory_table")).to_arrow_table().to_pylist()
     return ["bad" if row[FAULT] else row["found"] for row in found]

@@ -99,8 +99,6 @@ def test_missing_numbers_are_what_the_schema_says() -> None:
         pa.array(["1", "2", "?"], pa.string_view()),
         pa.array([b"1", b"2", None], pa.binary()),
         pa.array(["1", "2", None]).dictionary_encode(),
-        pa.array(["1.0", "2.0", None]),
-        pa.array([1, 2, None], pa.int8()),
         pa.array([1, 2, None], pa.uint64()),
         pa.array([1.0, 2.0, None], pa.float32()),
         pa.array([decimal.Decimal(1), decimal.Decimal(2), None], pa.decimal128(9, 0)),
@@ -171,8 +169,7 @@ def test_lists_of_categories_are_cut_or_filled_up() -> None:
 def test_lists_of_numbers_are_flat_and_scaled() -> None:
     column = {"kind": "numeric", "length": 4, "range": [0, 2]}
     images = pa.array(
-        [[[0, 1], [2, 9]], [[2, 2], [2, 2]], None],
-        pa.list_(pa.list_(pa.uint8(), 2), 2),
+        [[[0, 1], [2, 9]], [[2, 2], [2, 2]], None], pa.list_(pa.list_(pa.uint8(), 2), 2)
     )
     expected = [[-1, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]]
     assert numbers(images, column)["x"] == expected
@@ -227,15 +224,10 @@ def test_days_and_years_out_of_range_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "array",
-    [
-        pa.array([True, False, None]),
-        pa.array([1, 0, None]),
-        pa.array(["True", "no", ""]),
-    ],
+    "values", [[True, False, None], [1, 0, None], ["True", "no", ""]]
 )
-def test_booleans_are_0_and_1(array: pa.Array) -> None:
-    found = numbers(array, {"kind": "boolean"})["x"]
+def test_booleans_are_0_and_1(values: list[Any]) -> None:
+    found = numbers(values, {"kind": "boolean"})["x"]
     assert found[:2] == [1, 0]
     assert np.isnan(found[2])
 
@@ -286,12 +278,8 @@ def test_a_label_that_is_none_makes_its_row_malformed(
     ("values", "column", "reason"),
     [
         ([CANARY, "1"], NUMERIC, "x is not a number"),
-        (["inf", "1"], NUMERIC, "x is not finite; give it a range in the schema"),
-        (
-            [1.5, 1.0],
-            {"kind": "category"},
-            "x is no whole number, or one of more digits",
-        ),
+        (["inf", "1"], NUMERIC, "x is not finite, and has no range in the schema"),
+        ([1.5, 1.0], {"kind": "category"}, "x is no whole number, or one of more"),
         ([CANARY, "2020-01-01"], {"kind": "date"}, "x is not a date"),
         (["2020-02-31", "2020-01-01"], {"kind": "date"}, "x is not a date"),
         ([CANARY, "%d"], {"kind": "date", "format": "%%d"}, "x is not a date"),
@@ -426,16 +414,12 @@ def test_days_that_no_calendar_has_are_malformed(form: str) -> None:
     clock = " 10:00:00" if "%H" in form else ""
     assert times([day + clock for day in days], format=form) == ["bad"] * 5
     good = times([f"29.02.2020{clock}", f"1.3.2021{clock}", ""], format=form)
+    days = [(2020, 2, 29), (2021, 3, 1)]
     hour = 10 if clock else 0
-    assert good[:2] == [
-        datetime.datetime(2020, 2, 29, hour),
-        datetime.datetime(2021, 3, 1, hour),
-    ]
-    assert good[2] is None
+    assert good == [*(datetime.datetime(*day, hour) for day in days), None]
     assert times(["2021-02-30", "2021-04-31 10:00"]) == ["bad"] * 2
-    assert times(["01.01.2021 24:00:00", "31.12.2016 23:59:60"], format=form) == [
-        "bad", "bad",
-    ]  # fmt: skip
+    late = ["01.01.2021 24:00:00", "31.12.2016 23:59:60"]
+    assert times(late, format=form) == ["bad"] * 2
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])

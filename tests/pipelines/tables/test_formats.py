@@ -147,12 +147,8 @@ def nanoseconds(count: int) -> str:
 
 
 TYPES = [
-    Type(
-        pa.int64(),
-        st.one_of(st.integers(-(2**63), 2**63 - 1), near(-999, 0, 1)),
-        [str],
-        NUMBERS,
-    ),
+    Type(pa.int64(), st.one_of(st.integers(-(2**63), 2**63 - 1), near(-999, 0, 1)),
+         [str], NUMBERS),
     Type(pa.uint64(), st.integers(0, 2**64 - 1), [str], ["numeric", "category"]),
     *(
         each
@@ -168,28 +164,14 @@ TYPES = [
         )
     ),
     *(decimals(*each) for each in [(9, 2), (38, 10), (20, 0), (5, 1), (38, 37)]),
-    Type(
-        pa.bool_(),
-        st.booleans(),
-        [str, lambda x: str(x).lower(), lambda x: str(x).upper()],
-        ["category", "boolean"],
-    ),
+    Type(pa.bool_(), st.booleans(),
+         [str, lambda x: str(x).lower(), lambda x: str(x).upper()],
+         ["category", "boolean"]),
     Type(pa.string(), TEXTS, [str], [*NUMBERS, "text", "date", "user"]),
-    Type(
-        pa.dictionary(pa.int8(), pa.string()), TEXTS, [str], ["category", "text"]
-    ),
-    Type(
-        pa.date32(),
-        st.one_of(st.dates(), near(datetime.date(1900, 1, 1))),
-        [lambda x: x.isoformat()],
-        ["date", "category"],
-    ),
-    Type(
-        pa.timestamp("us"),
-        TIMES,
-        SPLIT_SECONDS,
-        ["date"],
-    ),
+    Type(pa.dictionary(pa.int8(), pa.string()), TEXTS, [str], ["category", "text"]),
+    Type(pa.date32(), st.one_of(st.dates(), near(datetime.date(1900, 1, 1))),
+         [lambda x: x.isoformat()], ["date", "category"]),
+    Type(pa.timestamp("us"), TIMES, SPLIT_SECONDS, ["date"]),
     Type(pa.timestamp("ns"), st.integers(-(2**62), 2**62), [nanoseconds], ["date"]),
     Type(
         pa.timestamp("us", "Asia/Tokyo"),
@@ -362,6 +344,8 @@ def test_a_table_that_parquet_gives_has_the_same_rows_in_csv(
 
 
 DATE = {"kind": "date", **FIELDS["date"][0]}
+LISTS = {"kind": "category", "length": 2, "separator": "|"}
+THIRDS = {"kind": "numeric", "range": [0, 0.3]}
 
 
 @pytest.mark.parametrize(
@@ -374,21 +358,9 @@ DATE = {"kind": "date", **FIELDS["date"][0]}
         (pa.array([float("nan")]), ["NaN"], {"kind": "category"}),
         (pa.array([-999, 1]), ["-999", "1"], {"kind": "numeric", "missing": 7}),
         (pa.array([-999, 1]), ["-999.0", "1"], {"kind": "category"}),
-        (
-            pa.array([[-999, 1]]),
-            ["-999|1"],
-            {"kind": "category", "length": 2, "separator": "|"},
-        ),
-        (
-            pa.array([0.1], pa.float32()),
-            ["0.1"],
-            {"kind": "numeric", "range": [0, 0.3]},
-        ),
-        (
-            pa.array([-1], pa.timestamp("ns")),
-            ["1969-12-31 23:59:59.999999999"],
-            DATE,
-        ),
+        (pa.array([[-999, 1]]), ["-999|1"], LISTS),
+        (pa.array([0.1], pa.float32()), ["0.1"], THIRDS),
+        (pa.array([-1], pa.timestamp("ns")), ["1969-12-31 23:59:59.999999999"], DATE),
         (pa.array([datetime.date(1900, 1, 1)]), ["1900-01-01"], DATE),
     ],
 )

@@ -18,25 +18,17 @@ from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.runtime import Runtime
 from pipelines.tables import prepare as preparation
 from pipelines.tables.prepare import TableOptions, prepare, split_counts
-from pipelines.tables.schema import Schema
-from tests.pipelines.conftest import prepared_bytes
+from pipelines.tables.schema import SPLITS, Schema
+from tests.pipelines.conftest import contents
 
 ON = PipelineOptions(["--runner=FnApiRunner"])
-LABEL = {"kind": "label", "task": "binary"}
 
 
-def table_options(by: str, *, text: bool = False, **others: Any) -> TableOptions:
-    columns = {"id": {"kind": "text" if text else "numeric"}, "y": LABEL}
-    split: dict[str, Any] = {"by": by}
-    if by == "hash":
-        split["column"] = "id"
-    fields = {"version": 1, "columns": columns, "split": split}
-    return TableOptions(
-        schema=Schema.from_json(fields),
-        row_group_rows=2,
-        on_bad_row="skip",
-        **others,
-    )
+def table_options(by: str) -> TableOptions:
+    split = {"by": by, **({"column": "id"} if by == "hash" else {})}
+    columns = {"id": {"kind": "numeric"}, "y": {"kind": "label", "task": "binary"}}
+    schema = Schema.from_json({"version": 1, "columns": columns, "split": split})
+    return TableOptions(schema=schema, row_group_rows=2, on_bad_row="skip")
 
 
 @pytest.fixture
@@ -73,24 +65,23 @@ def test_the_files_are_those_of_prepare(
 ) -> None:
     monkeypatch.setattr(preparation, "_TASK_BYTES", 1)  # a task for each file
     options = table_options(by)
-    wanted = prepare(str(table), tmp_path / "wanted", options)
+    seen: list[tuple[str, int, int]] = []
+    here = Runtime(on_progress=lambda *told: seen.append(told))
+    wanted = prepare(str(table), tmp_path / "wanted", options, runtime=here)
+    assert {total for _, _, total in seen} == {100}
+    assert seen[-1] == ("convert", 100, 100)
     engine = functools.partial(run_on_engine, ON)  # once on Beam is enough
     runtime = Runtime(run_tasks=engine) if by == "fraction" else THERE
     found = prepare(str(table), tmp_path / "out", options, runtime=runtime)
     assert found == wanted
-    assert prepared_bytes(tmp_path / "out") == prepared_bytes(tmp_path / "wanted")
+    assert contents(tmp_path / "out") == contents(tmp_path / "wanted")
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
     assert not (tmp_path / "out.unfinished").exists()
     assert sum(wanted.num_rows.values()) == 216
     if by == "fraction":
-        rows = {
-            part: pq.read_table(tmp_path / "out" / part)["id"].to_pylist()
-            for part in ("train", "val", "test")
-        }
-        assert [len(each) for each in rows.values()] == list(
-            split_counts(216, (80, 10, 10))
-        )
-        found_ids = list(itertools.chain(*rows.values()))
+        rows = [pq.read_table(tmp_path / "out" / part)["id"] for part in SPLITS]
+        assert tuple(map(len, rows)) == split_counts(216, (80, 10, 10))
+        found_ids = [row for part in rows for row in part.to_pylist()]
         assert found_ids == [row for row in range(230) if row % 17 != 3]
 
 
@@ -109,13 +100,3 @@ def test_nothing_is_left_of_a_job_that_fails(
     with pytest.raises(InputError, match="No space left"):
         prepare(str(table), tmp_path / "out", table_options("fraction"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table"]
-
-
-def test_progress_is_told_in_percent(
-    table: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    seen: list[tuple[str, int, int]] = []
-    runtime = Runtime(on_progress=lambda *told: seen.append(told))
-    prepare(str(table), tmp_path / "out", table_options("hash"), runtime=runtime)
-    assert {total for _, _, total in seen} == {100}
-    assert seen[-1] == ("convert", 100, 100)

@@ -9,7 +9,6 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.tables.schema import Schema
-from pipelines.tables.table_files import TEXT, TableFile, refuse_missing
 
 LABEL = '[columns.y]\nkind = "label"\ntask = "binary"\n'
 EVERYTHING = """
@@ -110,6 +109,8 @@ def test_what_columns_become(tmp_path: pathlib.Path) -> None:
         "flag": ("number", "float32", (), 0),
     }
     assert {out.name for out in outputs if out.nullable} == {"day_days"}
+    needed = read(tmp_path, EVERYTHING + SPLITS[2]).needed
+    assert (needed[-1], "left" in needed) == ("who", False)
 
 
 def column(lines: str, name: str = "age") -> str:
@@ -174,14 +175,3 @@ def test_a_wrong_line_is_refused_by_file_column_and_remedy(
 def test_a_file_that_is_not_there_is_refused_with_who_writes_it() -> None:
     with pytest.raises(InputError, match=r"No such file.*`dpsgd schema TABLE`"):
         Schema.read("nowhere.toml")
-
-
-def test_all_missing_columns_are_told_in_one_line(tmp_path: pathlib.Path) -> None:
-    schema = read(tmp_path, EVERYTHING + SPLITS[2])
-    names = [name for name in schema.needed if name not in ("number", "words")]
-    file = TableFile(path="t.csv", name="t.csv", size=1, format=TEXT)
-    with pytest.raises(InputError, match=r"columns number, words in .*mean numbr"):
-        refuse_missing(schema.needed, [*names, "numbr"], file, schema.input)
-    refuse_missing(schema.needed, [*names, "words", "number"], file, schema.input)
-    assert schema.needed[-1] == "who"
-    assert "left" not in schema.needed

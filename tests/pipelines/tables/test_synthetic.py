@@ -11,12 +11,7 @@ import pytest
 from pyarrow import csv
 
 from accounting.core.validation import InputError
-from pipelines.tables.synthetic import (
-    _PROFILE,
-    USER,
-    SynthOptions,
-    write_synth,
-)
+from pipelines.tables.synthetic import _PROFILE, USER, SynthOptions, write_synth
 
 ROWS, MEAN = 40_000, 8.0
 

@@ -26,9 +26,14 @@ import numpy as np
 
 from pipelines.batches.folder import read_batches
 from tests.trainer.auditing import audit_model
-from tests.trainer.auditing import residuals as residual_tests
 from tests.trainer.auditing.audit_model import CANARY, LARGE, LARGE_DIM, LAYERS
-from tests.trainer.auditing.residuals import Check
+from tests.trainer.auditing.residuals import (
+    Check,
+    contributions,
+    correlations,
+    deviations,
+    repetitions,
+)  # fmt: skip
 
 #: Number of ranges of the large table whose noise is tested separately.
 _NUM_SLICES = 8
@@ -115,6 +120,8 @@ class ReleaseChecks:
       batches: Physical batches in order.
       noise: Standard deviation of the noise of a release, in clip norms.
       steps_per_release: Number of steps per release.
+      looks_within: Whether the noise of a table is compared with itself at every
+        offset, which takes as long as several steps.
     """
 
     def __init__(
@@ -124,8 +131,9 @@ class ReleaseChecks:
         *,
         noise: float,
         steps_per_release: int,
+        looks_within: bool,
     ) -> None:
-        self._canaries = canaries
+        self._canaries, self._looks_within = canaries, looks_within
         self._noise = noise
         self._releases = [
             list(found)
@@ -200,20 +208,13 @@ class ReleaseChecks:
         padded = any(batch.padded for batch in batches)
         distinct = np.unique(np.concatenate([*read, np.zeros(int(padded), np.int64)]))
         self._noise_of_reads.add_squares(rows[distinct])
-        if not self._repeated:
-            # Only once: it takes as long as several steps.
+        if self._looks_within and not self._repeated:
             halves = np.array_split(np.nan_to_num(values), 2)
-            self._repeated.append(
-                residual_tests.repetitions("noise repeated within a table", *halves)
-            )
+            self._repeated.append(repetitions("noise repeated within a table", *halves))
 
     def results(self) -> list[Check]:
         """Returns all checks of the releases so far."""
-        deviations, correlations = (
-            residual_tests.deviations,
-            residual_tests.correlations,
-        )
-        added = functools.partial(residual_tests.contributions, noise=self._noise)
+        added = functools.partial(contributions, noise=self._noise)
         of_slices = [
             [sum(each) for each in part]
             for part in zip(*self._noise_of_slices, strict=True)

@@ -172,7 +172,7 @@ def write_batches(folder: pathlib.Path, run: SmallRun) -> None:
     processes.call(MAKE_BATCHES, *folders, settings)
 
 
-def examine(folder: pathlib.Path, run: SmallRun) -> Outcome:
+def examine(folder: pathlib.Path, run: SmallRun, *, within: bool = True) -> Outcome:
     """Trains on the batches, and examines the releases; see `write_batches`."""
     manifest = read_manifest(folder / "batches")
     canaries = audit_release.Canaries(is_real=run.is_real)
@@ -182,6 +182,7 @@ def examine(folder: pathlib.Path, run: SmallRun) -> Outcome:
         audit_release.read_contents(folder / "batches"),
         noise=noise,
         steps_per_release=run.steps_per_release,
+        looks_within=within,
     )
     found = []
     for change in changes(folder, run, manifest):

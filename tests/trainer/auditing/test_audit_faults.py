@@ -23,7 +23,6 @@ from accounting.core.claim import AUTO_CLIP
 from pipelines.batches.folder import read_manifest
 from tests.trainer.auditing import audit_release, audit_run
 from tests.trainer.auditing.audit_run import (
-    CLIP,
     DENSE,
     DENSE_FEW,
     LAZY,
@@ -35,11 +34,9 @@ from tests.trainer.auditing.audit_run import (
     SmallRun,
 )
 from trainer.claims.lazy_noise import LazyNoise
-from trainer.core.step import clipping, dp_step, noise
+from trainer.core.step import clipping, noise
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import tf
-from trainer.gradients.backward_pass import BackwardPass
-from trainer.gradients.gradient_parts import TableRows
 
 pytestmark = [
     pytest.mark.thorough,
@@ -51,7 +48,7 @@ DELTA = 1e-5
 _ERROR = 1e-3 / 6
 _SEEN = 1e-9
 
-Examine = Callable[[SmallRun], Outcome]
+Examine = Callable[..., Outcome]
 Folder = Callable[[SmallRun], pathlib.Path]
 
 
@@ -84,7 +81,7 @@ def folder_of(batches: Folder, tmp_path: pathlib.Path) -> Folder:
 
 @pytest.fixture
 def examine(folder_of: Folder) -> Examine:
-    return lambda run: audit_run.examine(folder_of(run), run)
+    return lambda run, **more: audit_run.examine(folder_of(run), run, **more)
 
 
 def _contradicted(outcome: Outcome) -> set[str]:
@@ -163,7 +160,7 @@ def test_trials_alone_find_a_run_without_noise(
     assert verdict.findings[-1].epsilon_lower_bound > claim.epsilon
 
 
-@pytest.mark.parametrize(("run", "factor"), [(DENSE, 1), (DENSE, 2), (LAZY, 2)])
+@pytest.mark.parametrize(("run", "factor"), [(DENSE, 1), (LAZY, 2)])
 def test_a_sum_beyond_an_automatic_clip_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun, factor: float
 ) -> None:
@@ -174,7 +171,8 @@ def test_a_sum_beyond_an_automatic_clip_is_seen(
         "clip_scale",
         lambda norms, kept, clip: honest(norms, kept, factor * clip),
     )
-    found = examine(dataclasses.replace(run, l2_norm_clip=AUTO_CLIP, num_steps=16))
+    small = dataclasses.replace(run, l2_norm_clip=AUTO_CLIP, num_steps=16)
+    found = examine(small, within=False)
     assert (CONTRIBUTIONS in _contradicted(found)) == (factor > 1)
     assert bool(_contradicted(found)) == (factor > 1)
 
@@ -188,45 +186,15 @@ def _half_the_noise(patch: Patch) -> None:
     patch.setattr(noise.LaterNoise, "_draw", lambda *a: of_rows(*a) / 2)
 
 
-def _half_the_noise_of_several_batches(patch: Patch) -> None:
-    start = dp_step._DenseTotal.start
-    patch.setattr(
-        dp_step._DenseTotal, "start", lambda total, values: start(total, values // 2)
-    )
-
-
 def _less_noise_of_rows_that_are_read(patch: Patch) -> None:
     drawn = noise.LaterNoise.of_read
     patch.setattr(noise.LaterNoise, "of_read", lambda *given: drawn(*given) / 2)
 
 
-def _embeddings_left_out_of_the_norm(patch: Patch) -> None:
-    squared_norm = TableRows.squared_norm
-    patch.setattr(
-        TableRows, "squared_norm", lambda part: tf.zeros_like(squared_norm(part))
-    )
-
-
-def _a_clip_of_each_layer_by_itself(patch: Patch) -> None:
-    scaled_sum = BackwardPass.scaled_sum
-
-    def of_each_layer(found: Any, scale: Any, cap: Any) -> list[Any]:
-        sums, kept = [], scale > 0
-        for piece, part in zip(found.pieces, found.parts, strict=True):
-            one = dataclasses.replace(found, pieces=[piece], parts=[part])
-            _, scale = clipping.clip_scale(one.norms(), kept, CLIP)
-            sums.append(map(tf.convert_to_tensor, scaled_sum(one, scale, cap)))
-        return [tf.add_n(values) for values in zip(*sums, strict=True)]
-
-    patch.setattr(BackwardPass, "scaled_sum", of_each_layer)
-
-
 def _no_clip(patch: Patch) -> None:
     honest = clipping.clip_scale
     patch.setattr(
-        clipping,
-        "clip_scale",
-        lambda norms, real, clip: honest(norms, real, math.inf),
+        clipping, "clip_scale", lambda norms, real, clip: honest(norms, real, math.inf)
     )
 
 
@@ -325,18 +293,10 @@ def _one_noise_for_all(name: str) -> Callable[[Patch], None]:
     return plant
 
 
-#: A step of the eight has one batch with probability below 1e-30; of `DENSE` every
-#: second step has, and one audit in 256 none of several.
-_SEVERAL = dataclasses.replace(
-    DENSE, physical_batch_size=DENSE.expected_batch_size // 2
-)
 #: Faults, the runs in which they are planted, and the checks that see them.
 FAULTS: list[tuple[Callable[[Patch], None], list[SmallRun], set[str]]] = [
     (_half_the_noise, [LAZY], {LAYERS, SLICES, READ}),
-    (_half_the_noise_of_several_batches, [_SEVERAL], {LAYERS, READ}),
     (_less_noise_of_rows_that_are_read, [LAZY], {READ}),
-    (_embeddings_left_out_of_the_norm, [DENSE], {BATCHES, CONTRIBUTIONS}),
-    (_a_clip_of_each_layer_by_itself, [DENSE], {BATCHES, CONTRIBUTIONS}),
     (_no_clip, [DENSE, DENSE_FEW], {BATCHES}),  # in one pass, and one by one
     (_a_batch_that_is_used_twice, [DENSE], {BATCHES}),
     (_padding_that_counts, [DENSE, LAZY], {PADDING}),
@@ -362,4 +322,4 @@ def test_a_fault_is_seen(
     checks: set[str],
 ) -> None:
     plant(monkeypatch)
-    assert checks <= _contradicted(examine(run))
+    assert checks <= _contradicted(examine(run, within=WITHIN in checks))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,11 +80,6 @@ class _Replay:
         rows = rows[2 * block :][: shape[0]]
         assert len(rows) == shape[0]
         return self.values(rows, shape[0])
-
-
-@dataclasses.dataclass
-class _Later:
-    of_read: Any
 
 
 def _rate() -> Any:
@@ -180,7 +175,7 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
     step, differed = _step(model, lazy, method), 0
     for index, parts in enumerate(steps):
         replay.step = index
-        later = _Later(replay.read_by(parts))
+        later = SimpleNamespace(of_read=replay.read_by(parts))
         step.begin(_units(noise[index]), later)  # type: ignore[arg-type]
         for part in parts:
             step.add(*part)

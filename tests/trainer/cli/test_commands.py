@@ -11,21 +11,27 @@ import signal
 import subprocess
 import sys
 from statistics import NormalDist
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from cyclopts import Parameter
 
 import dpsgd
+from accounting.cli.command import names_of, resolved
 from accounting.core import accountant
 from accounting.core.intervals import upper_text
+from accounting.core.settings import RECORDED, Field
 from accounting.core.validation import InputError
 from dpsgd import command_line
+from dpsgd.command_line import COMMANDS, function_of, reference
 from pipelines.batches.folder import read_manifest
 from tests.command_line import Result, invoke
 from tests.contracts.test_imports import FRAMEWORKS, loaded
 from tests.trainer.conftest import write_run_folder
 from tests.trainer.run.whole_runs import LINEAR
-from trainer.cli import account_body
+from trainer.cli import account_body, train_command
+from trainer.cli.train_command import train_request
+from trainer.settings.train_settings import TrainSettings
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
@@ -36,8 +42,6 @@ PLAN = [
 ]  # fmt: skip
 #: A third of the time of a cross-check.
 NOISY = [*PLAN, "--noise-multiplier=2.2"]
-
-USERS = ["--max-examples-per-user=2"]
 
 
 def _call(command: str, *arguments: str) -> Result:
@@ -56,6 +60,7 @@ def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
     return write_run_folder(tmp_path / "run", small_batches)
 
 
+@pytest.mark.thorough
 def test_plan_and_account_load_neither_tensorflow_nor_beam(run: pathlib.Path) -> None:
     plan = "--num-examples=10000 --batch-size=100 --epochs=1 --delta=1e-6"
     lines = [
@@ -82,7 +87,9 @@ def test_account_answers_for_other_relations_and_users_of_a_run(
 ) -> None:
     plan = read_manifest(run).plan
     noise = {"noise_multiplier": 1.5, "delta": 1e-3}
-    found = json.loads(_call("account", str(run), *USERS, "--json").output)
+    found = json.loads(
+        _call("account", str(run), "--max-examples-per-user=2", "--json").output
+    )
     wanted = accountant.epsilon(plan, max_examples_per_user=2, **noise).guarantee
     assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
     assert found["privacy_unit"].startswith("one user")
@@ -198,6 +205,7 @@ def test_account_prints_the_trade_off_and_rounds_mu_up() -> None:
         assert 100 * best <= float(most)
 
 
+@pytest.mark.thorough
 def test_train_refuses_before_tensorflow_is_loaded(
     tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
 ) -> None:
@@ -272,3 +280,103 @@ def test_a_stopped_run_tells_its_signal_and_goes_on(
     assert not end.value.code
     done = 4 if signals == 1 else 2  # the third was not committed yet
     assert f"continuing after step {done}" in capfd.readouterr().err
+
+
+# -- a setting that is declared once is everywhere -------------------------------------
+
+
+NEEDED = ["--batches=b", "--eval=e", "--out=o", "--noise-multiplier=1"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Toy(TrainSettings):
+    """Settings of training, and one more.
+
+    Attributes:
+      toy_share: A share of toys, of which
+        there are many.
+    """
+
+    toy_share: Annotated[float, Field(gt=0, le=1), Parameter(), RECORDED] = 0.25
+
+
+@resolved
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToyOptions(train_command.TrainOptions, Toy):
+    """Settings as the command line gives them."""
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_command, "TrainSettings", Toy)
+    monkeypatch.setattr(train_command, "TrainOptions", ToyOptions)
+
+
+@pytest.fixture
+def config(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "train.toml"
+    path.write_text(
+        'toy_share = 0.5\nhidden = [4, 2]\n"learning-rate" = 0.3\n'
+        'export = ["upa"]\nkeep_last = 2\nevaluate_averages = true\ntail = 2\n'
+    )
+    return path
+
+
+@pytest.mark.usefixtures("toy")
+def test_one_declaration_is_in_help_reference_and_python() -> None:
+    text = " ".join(invoke(["train", "--help"]).output.split())
+    said = "A share of toys, of which there are many."
+    assert f"--toy-share FLOAT {said} [default: 0.25]" in text
+    assert f"- `--toy-share FLOAT`: {said} \\[default: 0.25" in reference()
+    assert Toy(noise_multiplier=1.0).toy_share == 0.25
+    with pytest.raises(InputError, match="toy_share=1"):
+        Toy(noise_multiplier=1.0, toy_share=1.5)
+
+
+@pytest.mark.usefixtures("toy")
+def test_options_and_a_file_of_options_set_it(config: pathlib.Path) -> None:
+    given = train_request([*NEEDED, "--toy-share=0.75"]).settings
+    assert isinstance(given, Toy)
+    assert given.toy_share == 0.75
+    with pytest.raises(InputError, match="toy_share=2"):
+        train_request([*NEEDED, "--toy-share=2"])
+    read: Any = train_request([*NEEDED, f"--config={config}"]).settings
+    assert (read.toy_share, read.learning_rate) == (0.5, 0.3)
+    assert (read.hidden, read.export) == ((4, 2), ("upa",))
+    assert read.evaluate_averages
+    both: Any = train_request([*NEEDED, f"--config={config}", "--toy-share=1"])
+    assert both.settings.toy_share == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rte = 0.1", "learning.rte.*Did you mean --learning-rate"),
+        ("learning_rate = ", "not readable as TOML"),
+        ("learning_rate = 'high'", "learning.rate.*high"),
+    ],
+)
+def test_a_wrong_file_of_options_is_refused_in_one_line(
+    text: str, message: str, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "train.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        train_request([*NEEDED, f"--config={path}"])
+    assert "\n" not in str(caught.value)
+
+
+def test_help_and_reference_have_every_option_once_and_in_groups() -> None:
+    sections = dict(
+        part.split("\n", 1) for part in f"\n{reference()}".split("\n## dpsgd ")[1:]
+    )
+    assert list(sections) == list(COMMANDS)
+    for name, text in sections.items():
+        printed = invoke([name, "--help"]).stdout
+        assert len(printed.splitlines()) <= 40, name
+        assert printed.count("  dpsgd ") >= 2, name
+        shown = re.findall(r"^  (?:[A-Z]+, )?(--[a-z-]+|[A-Z]+)", printed, re.M)
+        assert len({*shown} - {"--json", "--config", "--table"}) <= 15, (name, shown)
+        for option in names_of(function_of(name)):
+            if option not in ("--[KEYWORD]", "--config"):
+                assert text.count(f"`{option}") + text.count(f", {option}") >= 1

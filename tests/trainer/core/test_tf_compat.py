@@ -14,6 +14,7 @@ from trainer.core.step.noise import aligned
 from trainer.core.tf_compat import tf
 
 
+@pytest.mark.thorough
 def test_another_backend_of_keras_is_refused_and_not_overridden() -> None:
     """Seen to fail: Keras ran on TensorFlow, whatever was asked for."""
     command = [sys.executable, "-c", "import trainer.core.tf_compat"]
@@ -40,7 +41,6 @@ def _read_only() -> np.ndarray:
         np.array(2.5),
         np.zeros((0, 3), np.float32),
         np.arange(100)[1:],
-        np.arange(100)[2:],
         np.arange(24).reshape(4, 6)[:, ::2],
         _read_only(),
         aligned((2, 5), np.zeros),
@@ -55,15 +55,6 @@ def test_a_tensor_has_the_values_of_its_array(values: np.ndarray) -> None:
     assert np.array_equal(tf.reshape(found, -1) + 0, values.ravel())
 
 
-@pytest.mark.parametrize("size", [1, 7, 100_000])
-def test_aligned_arrays_are_not_copied(size: int) -> None:
-    values = aligned((size,), np.zeros)
-    found = tf_compat.tensor_of(values)
-    values[0] = 5
-    assert found[0] == 5
-    assert np.shares_memory(tf_compat.array_of(found), values)
-
-
 def test_nothing_writes_to_an_array_of_which_a_tensor_was_made() -> None:
     values = aligned((4, 2), np.zeros)
     variable = tf.Variable(tf.zeros((4, 2), tf.int64))
@@ -72,11 +63,3 @@ def test_nothing_writes_to_an_array_of_which_a_tensor_was_made() -> None:
     variable.assign_add(tf.ones((4, 2), tf.int64))
     assert variable.numpy()[1].tolist() == [2, 2]
     assert not values.any()
-
-
-def test_an_array_keeps_the_values_that_a_variable_had() -> None:
-    variable = tf.Variable([1, 2, 3])
-    before = tf_compat.array_of(variable.read_value())
-    variable.assign_add([1, 1, 1])
-    assert before.tolist() == [1, 2, 3]
-    assert not before.flags.writeable

@@ -15,7 +15,6 @@ import pytest
 
 from accounting.core import accountant
 from accounting.core.validation import InputError
-from pipelines.core.users import Bounded
 from pipelines.files.processes import StoppedError
 from pipelines.job.batch_settings import BatchSettings
 from tests.command_line import invoke
@@ -148,28 +147,6 @@ def _epsilon(case: ComparisonCase) -> Any:
     )
 
 
-def test_noise_is_that_of_users_if_they_are_bounded(
-    make_settings: MakeSettings,
-) -> None:
-    settings = make_settings(samplers=(POISSON,))
-    (one,) = find_cases(settings, NUM_EXAMPLES, silent)
-    bounded = Bounded(
-        user_column="user", max_examples_per_user=3, num_examples=NUM_EXAMPLES
-    )
-    (users,) = find_cases(settings, NUM_EXAMPLES, silent, bounded)
-    noise = users.settings.noise_multiplier
-    assert noise is not None
-    assert noise > (one.settings.noise_multiplier or 0.0)
-    found = accountant.epsilon(
-        users.batches.plan(NUM_EXAMPLES),
-        noise_multiplier=noise,
-        delta=1e-3,
-        max_examples_per_user=3,
-    )
-    assert users.target_epsilon is not None
-    assert 0.99 * users.target_epsilon < found.guarantee <= users.target_epsilon
-
-
 def test_noise_is_that_of_each_sampler_and_meets_the_target(
     make_settings: MakeSettings,
 ) -> None:
@@ -245,9 +222,7 @@ def _result(auc: float, *, ema: float | None = None, **privacy: Any) -> dict[str
 
 
 def test_summarise_reports_every_case_with_mean_and_standard_deviation() -> None:
-    plain = _case(
-        settings=TrainSettings(method="non-private"), target_epsilon=None,
-    )  # fmt: skip
+    plain = _case(settings=NON_PRIVATE, target_epsilon=None)
     results = [
         (_case(), _result(0.7, ema=0.5)),
         (_case(), _result(0.8, ema=0.7, epsilon=2.75)),
@@ -261,12 +236,6 @@ def test_summarise_reports_every_case_with_mean_and_standard_deviation() -> None
     assert last.epsilon == 2.75  # the weakest of the statements
     assert ema.mean == pytest.approx(0.6)
     assert (without.epsilon, without.noise_multiplier, without.stddev) == (None,) * 3
-
-
-def test_epsilon_of_a_target_ends_at_the_target() -> None:
-    """Noise is verified there; a search for epsilon ends a little above."""
-    [found] = summarise([(_case(), _result(0.7, epsilon=3.0001))], metric="auc")
-    assert found.epsilon == 3.0
 
 
 BATCHES = "truncated-poisson-seed0"

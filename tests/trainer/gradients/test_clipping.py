@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import itertools
 import math
 import types
 from collections.abc import Callable
@@ -16,10 +15,10 @@ import pytest
 
 from tests.trainer import zoo
 from tests.trainer.zoo import (
+    EVERY_LAYER,
     FAST,
     NUM_ROWS,
     OTHER,
-    all_paths,
     arrays,
     assert_close,
     batch,
@@ -31,6 +30,7 @@ from tests.trainer.zoo import (
     masked_ids,
     naive_gradients,
     naive_sum,
+    norm_of,
     numbers,
 )
 from trainer.core.step import clipping
@@ -58,20 +58,21 @@ def traced(model: TrainableModel, clip: float = CLIP, **more: Any) -> GradientSu
 def _sums(model: TrainableModel, clip: float = CLIP) -> list[GradientSum]:
     """The same sum on the paths."""
     assert choose_path(model) == ONE_PASS
-    return [traced(model, clip, path=path) for path in all_paths(model, ONE_PASS)]
+    is_plain = model.description["make"] in FAST
+    paths = (ONE_PASS,) if is_plain else (ONE_PASS, SINGLE_EXAMPLES)
+    return [traced(model, clip, path=path) for path in paths]
 
 
-@pytest.mark.parametrize("make", FAST + OTHER)
+@pytest.mark.parametrize("make", FAST + EVERY_LAYER)
 def test_clipped_sum_equals_a_loop_over_examples(
     make: Callable[[], Any], rows: Any
 ) -> None:
     model, data = make_model(make), rows(NUM_ROWS)
     columns, weight = batch(data, padding=4)
-    loose = arrays(traced(model, 50.0)(columns, weight))
     gradients = naive_gradients(model, data)
-    assert_close(loose, clipped_total(gradients, 50.0))
-    wanted = clipped_total(gradients, CLIP)
-    for gradient_sum in _sums(model):
+    clip = float(np.median([norm_of(one) for one in gradients]))  # half are clipped
+    wanted = clipped_total(gradients, clip)
+    for gradient_sum in _sums(model, clip):
         assert_close(arrays(gradient_sum(columns, weight)), wanted)
 
 
@@ -120,6 +121,7 @@ def test_a_step_computes_by_the_graph_that_was_checked(
     plain = make_model(own_gradient)
     model = dataclasses.replace(plain, columns=manifest.columns, loss=square)
     check_model(model, manifest)
+    model = model.described({"of": "a run"})
     data = rows(NUM_ROWS)
     columns, weight = batch(data, padding=manifest.physical_batch_size - NUM_ROWS)
     checked = naive_sum(model, data, CLIP)
@@ -156,12 +158,9 @@ def test_padding_and_rows_without_a_finite_gradient_contribute_nothing(
     spoiled["label"][-1] = 0
     for gradient_sum in _sums(model):
         wanted = arrays(gradient_sum(*batch(data, padding=4)))
-        # The order of a sum of floats may depend on the shape.
-        for padding, fill in itertools.product(
-            (4, 104), (0.0, math.nan, math.inf, 1e30)
-        ):
-            found = arrays(gradient_sum(*batch(data, padding=padding, fill=fill)))
-            assert_close(found, wanted, 1e-6)
+        for fill in (math.nan, math.inf, 1e30):
+            found = arrays(gradient_sum(*batch(data, padding=4, fill=fill)))
+            assert all(map(np.array_equal, found, wanted))
         alone = gradient_sum(*batch(rows(0), padding=NUM_ROWS + 4, fill=math.nan))
         assert not any(array.any() for array in arrays(alone))
         for bad in (math.inf, 1e38):
@@ -201,6 +200,7 @@ def _in_old_keras(make: Callable[[], Any], tf_keras: Any) -> Any:
         return make()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [masked_ids, OTHER[0]])
 def test_the_clipped_sum_is_the_update_of_dp_model_on_its_vectorised_path(
     make: Callable[[], Any], rows: Any

@@ -10,12 +10,7 @@ import pytest
 from tests.trainer.bounded import bam_sum
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients import gradient_parts
-from trainer.gradients.paths import (
-    ONE_PASS,
-    SINGLE_EXAMPLES,
-    GradientSum,
-    clipped_sum,
-)
+from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES, GradientSum, clipped_sum
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 
@@ -26,7 +21,7 @@ ROWS_PER_SHAPE = 200
 #: Positions, inputs, units: each way of computing a dense layer's norms is among them.
 SHAPES = [(1, 40, 8), (2, 70, 9), (4, 64, 32), (16, 200, 100), (18, 5, 3), (512, 4, 2)]
 #: With every method, and one example at a time, where a gradient is formed in one way.
-IN_ALL_WAYS = [(2, 70, 9), (512, 4, 2)]
+IN_ALL_WAYS = (2, 70, 9)
 
 
 def _difference(labels: Any, outputs: Any) -> Any:
@@ -97,12 +92,12 @@ def _ways(model: TrainableModel, one_at_a_time: bool) -> dict[str, GradientSum]:
 
 
 def test_no_row_adds_more_than_the_clip_however_its_terms_cancel() -> None:
-    """200 rows: 6 shapes in one pass, 2 of them also by 3 methods on both paths."""
+    """200 rows: 6 shapes in one pass, one of them also by 3 methods on both paths."""
     for seed, shape in enumerate(SHAPES):
         model = _pairwise(*shape)
         columns = {"inputs": _random_rows((ROWS_PER_SHAPE, *shape[:2]), seed)}
         ways = {"dp-sgd": clipped_sum(model, l2_norm_clip=CLIP, path=ONE_PASS)}
-        if shape in IN_ALL_WAYS:
+        if shape == IN_ALL_WAYS:
             ways = _ways(model, one_at_a_time=True)
         for name, way in ways.items():
             share = _largest_share(way, columns, ROWS_PER_SHAPE)

@@ -264,7 +264,7 @@ def is_rows(session: Any, values: Any, result: Any, kind: PerRow, random: Any) -
     )
 
 
-def _tries(kind: str, enough: int = 10) -> tuple[int, int]:
+def _tries(kind: str, enough: int = 6) -> tuple[int, int]:
     """Returns how many results were said to be rows, and of how many that is wrong."""
     said = wrong = 0
     for seed in range(400):
@@ -293,20 +293,16 @@ def _tries(kind: str, enough: int = 10) -> tuple[int, int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_result_that_is_said_to_be_rows_is_rows(kind: str) -> None:
-    said, wrong = _tries(kind, 5 if kind in row_independence._ELEMENTWISE else 10)
+    said, wrong = _tries(kind, 3 if kind in row_independence._ELEMENTWISE else 6)
     assert said
     assert not wrong
-
-
-def _too_wide(op: Any, kinds: Any) -> Any:
-    return kinds[0]
 
 
 @pytest.mark.parametrize("kind", ["Cumsum", "DenseBincount", "GatherV2", "ReverseV2"])
 def test_a_rule_that_is_too_wide_is_found(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(row_independence._RULES, kind, _too_wide)
+    monkeypatch.setitem(row_independence._RULES, kind, lambda op, kinds: kinds[0])
     assert _tries(kind)[1]
 
 
@@ -341,7 +337,7 @@ def _apart(kind: str) -> list[bool]:
     """Returns of some calls whether all results are those of each example alone."""
     found: list[bool] = []
     for seed in range(100):
-        if len(found) == (2 if kind in row_independence._ELEMENTWISE else 5):
+        if len(found) == (1 if kind in row_independence._ELEMENTWISE else 3):
             break
         random = np.random.default_rng([seed, *kind.encode()])
         examples = random.normal(0, 2, (NUM_EXAMPLES, 2, *SHAPE)).astype("f4")

@@ -14,6 +14,7 @@ from pipelines.core.users import BOUNDED, Bounded
 from pipelines.files.storage import pretty_json
 from pipelines.tables.schema import Schema
 from tests.trainer.conftest import COLUMNS, DATASET, BatchFolder, write_run_folder
+from trainer.html_report import page
 
 GUESSING = {"accuracy": 0.7, "auc": 0.5, "log_loss": 0.51}
 METRICS = {"accuracy": 0.71, "auc": 0.8125, "log_loss": 0.51234, "num_examples": 300}
@@ -55,6 +56,14 @@ def of_colours() -> dict[str, Any]:
 
 
 MakeRun = Callable[..., pathlib.Path]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes half of the time of a page; of this one nothing is looked at."""
+    monkeypatch.setattr(
+        page, "plot_curve", lambda _, path, title: path.write_bytes(b"PNG")
+    )
 
 
 @pytest.fixture

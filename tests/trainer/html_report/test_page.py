@@ -140,26 +140,6 @@ def test_nothing_sensitive_is_taken(make_run: Any) -> None:
         assert str(secret) not in text
 
 
-PRIVATE = {
-    "evaluation": {
-        "claim": "These metrics are private.",
-        "epsilon": 1.0, "delta": 1e-5, "noise_multiplier": 3.8, "weights": "last",
-        "largest_loss": 4.0, "larger_losses": 0.01,
-    },
-    "intervals": {"auc": [0.79, 0.83]},
-}  # fmt: skip
-
-
-def test_a_private_evaluation_is_shown_with_its_claim(make_run: Any) -> None:
-    run = make_run()
-    assert "the evaluation set, and everything" in render(collect(run))
-    edit(run / "metrics.json", **PRIVATE)
-    found = render(collect(run))
-    for words in ("These metrics are private.", "0.7900 to 0.8300"):
-        assert words in found
-    assert "the evaluation set, and everything" not in found
-
-
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +14,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
+from tests.command_line import invoke
 from tests.trainer.conftest import write_held_out
 from trainer.model.evaluation import Evaluator, HeldOut
-from trainer.model.metrics import Metrics, auc
+from trainer.model.metrics import (
+    Metrics,
+    auc,
+    binary_metrics,
+    calibration_error,
+    guessing,
+)
 from trainer.model.rows import Target
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import make_loss, make_model
+from trainer.report.run_files import warnings
 from trainer.run.preflight import Request, check
 from trainer.settings.train_settings import TrainSettings
-
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 def test_auc_is_the_probability_that_a_positive_scores_higher() -> None:
@@ -157,18 +160,16 @@ def test_files_that_do_not_match_the_batches_are_refused(
 
 
 @pytest.fixture
-def sampled(tmp_path: pathlib.Path, rows: Any) -> pathlib.Path:
+def sampled(tmp_path: pathlib.Path, rows: Any, warm_starts: None) -> pathlib.Path:
     """A folder with the input ``train`` and the ``batches`` sampled from it."""
     write_held_out(tmp_path / "train", rows(200))
     empty = pq.read_table(tmp_path / "train/part-00000.parquet").slice(0, 0)
     pq.write_table(empty, tmp_path / "train/part-00001.parquet")
-    command = [
-        sys.executable, "-m", "dpsgd", "batches", f"--input={tmp_path}/train",
-        f"--out={tmp_path}/batches", "--batch-size=20", "--epochs=1",
-        "--sampler=poisson",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
-    subprocess.run(command, check=True, capture_output=True, env=environment)
+    done = invoke([
+        "batches", f"--input={tmp_path}/train", f"--out={tmp_path}/batches",
+        "--batch-size=20", "--epochs=1", "--sampler=poisson",
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
     return tmp_path
 
 
@@ -202,3 +203,82 @@ def test_a_file_that_was_sampled_from_is_refused_under_any_name(
     with pytest.raises(InputError, match=r"no training examples; part-00000\.parquet"):
         _checked(sampled, sampled / "train")
     assert not (sampled / "run").exists()
+
+
+# -- whether a model is fit for use ----------------------------------------------------
+
+
+RANDOM = np.random.default_rng(0)
+
+
+def _log_loss(labels: np.ndarray, chances: np.ndarray) -> float:
+    return -float(np.log(chances[labels]).mean())
+
+
+def test_no_constant_is_better_of_two_classes() -> None:
+    labels = (RANDOM.random(1000) < 0.3).astype("i1")
+    found = guessing(labels, task="binary", loss="binary_crossentropy")
+    assert found is not None
+    for logit in np.linspace(-4, 4, 81):
+        constant = binary_metrics(labels, np.full(1000, logit))
+        assert constant["auc"] == found["auc"]
+        assert constant["log_loss"] >= found["log_loss"]
+        assert constant["accuracy"] <= found["accuracy"]
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_no_constant_is_better_of_several_classes(one_hot: bool) -> None:
+    labels = RANDOM.choice(3, 1000, p=[0.2, 0.5, 0.3])
+    given = np.eye(3)[labels] if one_hot else labels
+    loss = "categorical_crossentropy" if one_hot else "sparse_categorical_crossentropy"
+    found = guessing(given, task="classes", loss=loss)
+    assert found is not None
+    for chances in RANDOM.dirichlet([1, 1, 1], 200):
+        assert _log_loss(labels, chances) >= found["log_loss"]
+        assert (labels == chances.argmax()).mean() <= found["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "error"), [("mean_squared_error", np.square), ("mean_absolute_error", abs)]
+)
+def test_no_constant_is_better_of_numbers(loss: str, error: Any) -> None:
+    labels = RANDOM.exponential(size=(1000, 1))
+    found = guessing(labels, task="other", loss=loss)
+    assert found is not None
+    for constant in np.linspace(0, 3, 61):
+        assert error(labels - constant).mean() >= found["loss"]
+
+
+BOTH = {"auc": 0.5, "log_loss": 0.6, "accuracy": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"auc": 0.49, "log_loss": 0.5}, "no better than guessing: AUC 0.4900"),
+        (
+            {"auc": 0.9, "log_loss": 0.5, "calibration_error": 0.2},
+            "probabilities are off by 0.20",
+        ),
+    ],
+)
+def test_a_model_that_is_not_fit_for_use_is_named(found: Any, words: str) -> None:
+    (line,) = warnings({**found, "num_examples": 1000, "guessing": BOTH})
+    assert words in line
+
+
+def test_a_useful_model_and_one_without_metrics_get_no_warning() -> None:
+    good = {"auc": 0.6, "log_loss": 0.59, "accuracy": 0.6, "calibration_error": 0.04}
+    for found in (good, {"auc": None, "log_loss": None}):
+        assert not list(warnings({**found, "num_examples": 1000, "guessing": BOTH}))
+
+
+def test_perfect_probabilities_have_a_small_calibration_error() -> None:
+    logits = RANDOM.normal(0, 2, 100_000)
+    labels = RANDOM.random(100_000) < 1 / (1 + np.exp(-logits))
+    # Of a group the mean error is below sqrt(p (1 - p) / 10,000) <= 0.005.
+    assert calibration_error(labels, logits) < 0.005
+    # Twice the logits are too sure by the mean of |s(2 x) - s(x)|.
+    wanted = np.abs(1 / (1 + np.exp(-2 * logits)) - 1 / (1 + np.exp(-logits))).mean()
+    found = calibration_error(labels, 2 * logits)
+    assert found == pytest.approx(wanted, abs=0.005)

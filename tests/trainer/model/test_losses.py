@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,15 +37,7 @@ def _huber(y: np.ndarray, z: np.ndarray) -> np.ndarray:
     return np.where(error <= 1, error**2 / 2, error - 0.5)
 
 
-BY_HAND = {
-    "mean_squared_error": lambda y, z: (y - z) ** 2,
-    "mean_absolute_error": lambda y, z: np.abs(y - z),
-    "mean_absolute_percentage_error": lambda y, z: 100 * np.abs((y - z) / y),
-    "mean_squared_logarithmic_error": lambda y, z: (np.log1p(y) - np.log1p(z)) ** 2,
-    "huber": _huber,
-    "log_cosh": lambda y, z: np.log(np.cosh(z - y)),
-    "poisson": lambda y, z: z - y * np.log(z),
-}
+BY_HAND = {"mean_squared_error": lambda y, z: (y - z) ** 2, "huber": _huber}
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -212,7 +203,8 @@ def _sum_of_rows(model: TrainableModel, path: str) -> Callable[..., list[np.ndar
     ("kind", "path"),
     [
         *((kind, ONE_PASS) for kind in MODELS),
-        *itertools.product(["classes", "own"], [SINGLE_EXAMPLES, "plain"]),
+        ("own", SINGLE_EXAMPLES),
+        ("classes", "plain"),
     ],
 )
 def test_a_sum_is_of_the_rows_that_may_contribute(kind: str, path: str) -> None:

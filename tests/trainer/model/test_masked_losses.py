@@ -41,16 +41,11 @@ CASES: dict[str, tuple[Any, int, tuple[int, ...]]] = {
         f"classes, {one}": (sparse(reduction=one), CLASSES, (POSITIONS,))
         for one in REDUCTIONS
     },
-    "ignored class": (sparse(ignore_class=-1), CLASSES, (POSITIONS,)),
     "ignored class, sum": (
         sparse(ignore_class=0, reduction="sum"), CLASSES, (POSITIONS,)
     ),
     "one-hot": (
         losses.CategoricalCrossentropy(from_logits=True), CLASSES, (POSITIONS, CLASSES)
-    ),
-    "squares": ("mse", 2, (POSITIONS, 2)),
-    "binary": (
-        losses.BinaryCrossentropy(from_logits=True), 1, (POSITIONS, 1)
     ),
     "own loss": (_Squares(), 2, (POSITIONS, 2)),
     "own function": (_each_error, 1, (POSITIONS, 1)),
@@ -74,8 +69,6 @@ def _columns(name: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         labels = np.eye(CLASSES)[random.integers(0, CLASSES, (ROWS, POSITIONS))]
     else:
         labels = random.integers(0, 2, (ROWS, *shape))
-    if name == "ignored class":
-        labels[random.random(labels.shape) < 0.3] = -1
     return {"ids": ids.astype("i4"), "label": labels.astype("i4")}
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import shlex
 import shutil
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
-from tests.command_line import invoke
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
 from trainer.core.run.run_record import read_run, write_run
@@ -87,10 +84,7 @@ def test_intervals_are_of_the_predictions_of_the_kept_iterates(
 
 @pytest.mark.parametrize(
     ("file", "data"),
-    [
-        ("variables/variables.data-00000-of-00001", None),
-        ("saved_model.pb", bytes(64)),
-    ],
+    [("variables/variables.data-00000-of-00001", None), ("saved_model.pb", bytes(64))],
 )
 def test_a_damaged_model_is_refused(
     folder: pathlib.Path, tmp_path: pathlib.Path, file: str, data: bytes | None
@@ -130,19 +124,12 @@ def test_a_table_may_lack_the_label_and_have_other_columns_and_files(
     assert not (tmp_path / "none.parquet").exists()
 
 
-def test_a_name_that_ends_in_csv_gets_csv(
+def test_csv_has_no_column_of_lists(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    wanted = _predict(folder, tmp_path / "out.parquet", carry=["label"])
     given = folder / "run", folder / "table", tmp_path / "out.csv"
     with pytest.raises(InputError, match="no column of lists in CSV, as integers"):
         predict.predict(*given, carry=["integers"])
-    summary = predict.predict(*given, carry=["label"])
-    found = pa_csv.read_csv(tmp_path / "out.csv")
-    assert summary.columns == tuple(found.column_names)
-    assert found.column_names == ["label", "predicted", "probability"]
-    assert found["label"].to_pylist() == wanted["label"].to_pylist()
-    np.testing.assert_allclose(found["probability"], wanted["probability"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("average", ["last", "opa"])
@@ -235,36 +222,3 @@ def test_the_columns_of_classes_have_their_names() -> None:
         np.testing.assert_array_equal(
             found[f"probability_{name}"], PROBABILITIES[:, number]
         )
-
-
-def test_a_table_of_named_classes_goes_all_the_way(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    random = np.random.default_rng(0)
-    lines = [
-        f"{age},{NAMES[age // 31]}" for age in random.integers(0, 93, 400).tolist()
-    ]
-    (tmp_path / "a.csv").write_text("\n".join(["age,colour", *lines]))
-    monkeypatch.chdir(tmp_path)
-
-    def call(line: str) -> Any:
-        done = invoke(shlex.split(line))
-        assert done.exit_code == 0, done.output
-        return done
-
-    call("schema a.csv --label colour --classes 'red,<green>,dark blue' --numeric age")
-    call("prepare --input a.csv --schema schema.toml --out data")
-    call("batches --input data/train --out batches --batch-size 40 --epochs 2")
-    call("train --batches batches --eval data/test --out run --noise-multiplier 1 "
-         "--delta 1e-4 --keep-last 2")  # fmt: skip
-    for more in ("", "--average omv", "--uncertainty 0.9"):
-        out = f"p{len(more)}.parquet"
-        said = call(f"predict run --input a.csv --carry colour --out {out} {more}")
-        found = pq.read_table(out)
-        assert f"columns colour, {PREDICTED}" in said.output
-        kind = "vote_share" if "omv" in more else "probability"
-        values = np.array([found[f"{kind}_{name}"] for name in NAMES])
-        assert [NAMES[each] for each in values.argmax(0)] == found[
-            PREDICTED
-        ].to_pylist()
-        np.testing.assert_allclose(values.sum(0), 1, rtol=1e-5)

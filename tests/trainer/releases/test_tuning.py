@@ -10,7 +10,7 @@ import pathlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -27,13 +27,14 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_held_out
-from tests.trainer.run.whole_runs import Planted, private_settings
+from tests.trainer.run.whole_runs import Planted, Said, private_settings
 from trainer.core import claim_names
 from trainer.core.run import run_record
 from trainer.releases import evaluate, tuning
 from trainer.report.progress import Silent
 from trainer.run import privacy
 from trainer.settings.train_settings import TrainSettings
+from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -83,6 +84,19 @@ def noise_is_known() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def trains_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Trains in this process, which has TensorFlow; returns what calls a function."""
+    call = tuning.processes.call
+
+    def called(function: str, *arguments: Any) -> Any:
+        here = function == tuning._TRAIN
+        return train(*arguments) if here else call(function, *arguments)
+
+    monkeypatch.setattr(tuning.processes, "call", called)
+    return called
+
+
 def checked(root: pathlib.Path, out: pathlib.Path, **changes: Any) -> Any:
     """The request of a search, or its refusal."""
     given: dict[str, Any] = {
@@ -91,16 +105,6 @@ def checked(root: pathlib.Path, out: pathlib.Path, **changes: Any) -> Any:
     }  # fmt: skip
     scored = root / given.pop("scored")
     return tuning.check(str(root / "train"), scored, out, **given)
-
-
-class Lines(Silent):
-    """Keeps the lines of progress."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 @dataclasses.dataclass
@@ -154,12 +158,12 @@ def _watched(
         patched.setattr(evaluate, "release", look)
         patched.setattr(evaluate, "estimated", note)
         patched.setattr(NumberOfRuns, "draw", lambda *_: count)
-        reporter = Lines()
+        reporter = Said()
         try:
             request = checked(root, out, score="accuracy")
             found = tuning.tune_checked(request, reporter)
         finally:
-            seen.said = reporter.said
+            seen.said = reporter.lines
     return found, seen
 
 
@@ -272,6 +276,7 @@ def test_a_killed_search_goes_on_with_the_runs_that_were_drawn(
     search: Any,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
+    trains_here: Any,
 ) -> None:
     out, (_, found, _) = tmp_path / "out", search
     monkeypatch.setattr(tuning, "_priced", lambda *_: {**found, "winner": None})
@@ -323,6 +328,7 @@ def test_a_run_that_ends_for_good_scores_worst(
     root: pathlib.Path,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
+    trains_here: Callable[..., Any],
 ) -> None:
     """Seen to fail: its error ended the search, which never went on."""
     monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
@@ -330,19 +336,19 @@ def test_a_run_that_ends_for_good_scores_worst(
     places = iter((0, 1))
     monkeypatch.setattr(tuning.secrets, "randbelow", lambda _: next(places))
     request = checked(root, tmp_path / "out", score="accuracy")
-    call, trained = tuning.processes.call, []
+    trained = []
 
-    def train(function: str, *arguments: Any) -> Any:
+    def called(function: str, *arguments: Any) -> Any:
         if function != tuning._TRAIN:
-            return call(function, *arguments)
+            return trains_here(function, *arguments)
         asked = arguments[0]
         trained.append(f"{asked.settings.learning_rate}")
         if trained[-1] in bad:
             huge = dataclasses.replace(asked.settings, learning_rate=1e38)
             asked = dataclasses.replace(asked, settings=huge)
-        return call(function, asked)
+        return trains_here(function, asked)
 
-    monkeypatch.setattr(tuning.processes, "call", train)
+    monkeypatch.setattr(tuning.processes, "call", called)
     if len(bad) == 2:
         for _ in range(2):  # given again, no run is made again
             with pytest.raises(InputError, match="reach its last step"):

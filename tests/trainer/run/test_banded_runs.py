@@ -193,6 +193,7 @@ RANDOM = {
 }
 
 
+@pytest.mark.thorough
 def test_a_run_of_random_views_and_dropout_goes_on_with_the_same_bits(
     request_for: Any, tmp_path: pathlib.Path, crash: Any
 ) -> None:

@@ -1,6 +1,6 @@
 """A run that goes on is the run that was never interrupted: theorem of ``checkpoints``.
 
-Kills of whole processes are in ``test_kills``, several workers in
+Kills of whole processes are in ``test_two_at_once``, several workers in
 ``claims/workers/test_runs``, stores in ``test_stored_run``.
 """
 

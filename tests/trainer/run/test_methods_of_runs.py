@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import shutil
 from typing import Any
@@ -18,9 +17,8 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums, write_manifest
 from pipelines.core.users import BOUNDED, Bounded
 from tests.trainer.bounded import plan_of
-from tests.trainer.conftest import DATASET, write_run_folder
+from tests.trainer.conftest import DATASET
 from tests.trainer.flat_settings import train_settings
-from tests.trainer.run.test_certified_runs import said_of
 from tests.trainer.run.whole_runs import (
     AVERAGES,
     LINEAR,
@@ -31,7 +29,6 @@ from tests.trainer.run.whole_runs import (
 from tests.trainer.thread_workers import Together
 from tests.trainer.zoo import make_model, one_id
 from trainer.claims.lazy_noise import LazyNoise
-from trainer.core.claim_names import CLAIMS
 from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
@@ -48,10 +45,7 @@ pytestmark = pytest.mark.usefixtures("lean_results")
 
 @pytest.mark.parametrize(
     "method",
-    [
-        {"method": "bam", "bam_radius": 0.25},
-        {"method": "dp-sat", "sat_radius": 0.25},
-    ],
+    [{"method": "bam", "bam_radius": 0.25}, {"method": "dp-sat", "sat_radius": 0.25}],
 )
 def test_a_method_has_the_epsilon_of_dp_sgd_and_is_named_with_its_radius(
     method: dict[str, Any], request_for: Any
@@ -226,6 +220,10 @@ def _step(method: str = "dp-sgd", *, lazy: bool = False, workers: int = 1) -> St
 
 
 def test_every_claim_that_a_step_uses_has_its_name() -> None:
+    settings = train_settings(noise_multiplier=1.0, l2_norm_clip=1.0)
+    viewed = dataclasses.replace(make_model(one_id), description={"views": 2})
+    of_views = hooks.step_sum(viewed, settings, plan_of(8), 1.0)
+    assert of_views.relies_on == ("graph gradients", "views")
     graph = "graph gradients"
     assert _step().relies_on == (graph,)
     assert _step("bam").relies_on == (graph, "moved weights")
@@ -233,23 +231,3 @@ def test_every_claim_that_a_step_uses_has_its_name() -> None:
     assert _step("model-mix").relies_on == (graph, "hidden mixtures")
     found = _step(lazy=True, workers=2).relies_on
     assert found == (graph, "lazy noise", "workers")
-
-
-def test_views_have_their_name() -> None:
-    settings = train_settings(noise_multiplier=1.0, l2_norm_clip=1.0)
-    model = dataclasses.replace(make_model(one_id), description={"views": 2})
-    found = hooks.step_sum(model, settings, plan_of(8), 1.0)
-    assert found.relies_on == ("graph gradients", "views")
-
-
-def test_record_statement_and_page_name_what_a_run_relies_on(
-    small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    names = ["graph gradients", "lazy noise"]
-    run = write_run_folder(tmp_path / "run", small_batches, relies_on=names)
-    fields, text, page = said_of(run)
-    assert fields["relies_on"] == ["batch job", *names]
-    for name in names:
-        assert f"  relies on   the {name}: {CLAIMS[name]}" in text
-        assert name in page
-    assert json.loads((run / "run_record.json").read_text())["relies_on"] == names

@@ -193,6 +193,7 @@ except tf.errors.InvalidArgumentError:
 """
 
 
+@pytest.mark.thorough
 def test_tensorflow_logs_no_example_if_it_was_imported_first() -> None:
     """Seen to fail: it warned that "indices[0] = 79850 is not in [0, 10)"."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_CPP")}

@@ -79,15 +79,6 @@ def test_nothing_is_stated_without_a_private_method_its_settings_and_a_delta(
         run_statement(record, small_batches.manifest, delta=None)
 
 
-def test_a_run_is_read_as_it_was_written(run: pathlib.Path, small_batches: Any) -> None:
-    record, manifest = read_run(run)
-    assert record == make_record(small_batches.manifest)
-    assert manifest == small_batches.manifest
-    statement = run_statement(record, manifest, delta=None)
-    assert statement.delta == 1e-3
-    assert statement.noise_multiplier == 1.5
-
-
 def test_a_record_or_manifest_that_was_edited_or_is_of_another_run_is_refused(
     run: pathlib.Path, batch_folder: Any, small_batches: Any
 ) -> None:
@@ -145,19 +136,6 @@ def test_a_run_on_bounded_users_protects_users(small_batches: Any) -> None:
     assert found.epsilon.guarantee > of_example.epsilon.guarantee
     assert "one user, of whom `dpsgd prepare` kept at most 3 rows" in found.to_text()
     assert "all examples of one user are added or removed" in found.to_text()
-
-
-def test_one_example_of_each_user_is_a_user(small_batches: Any) -> None:
-    note = Bounded(user_column="user", max_examples_per_user=1, num_examples=9)
-    plain = small_batches.manifest
-    bounded = dataclasses.replace(plain, dataset={BOUNDED: note.to_json()})
-    found = run_statement(make_record(bounded), bounded, delta=1e-3)
-    alone = run_statement(
-        make_record(plain), plain, delta=1e-3, neighboring_relation="ADD_OR_REMOVE_ONE"
-    )
-    assert found.epsilon == alone.epsilon
-    assert found.neighboring_relation == alone.neighboring_relation
-    assert found.privacy_unit == note.unit
 
 
 def test_noise_for_a_target_is_that_of_the_unit(small_batches: Any) -> None:

@@ -27,6 +27,9 @@ from trainer.settings.train_settings import (
 
 PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0}
 MIXED = {"method": "model-mix", "mix_width": 0.1, "optimizer": "sgd"}
+PLAN = DpSgdPlan(
+    sampler="poisson", num_examples=9000, expected_batch_size=500, num_steps=100
+)
 
 
 @pytest.mark.parametrize(
@@ -46,74 +49,44 @@ def test_the_clip_adapts_where_none_is_given(
     assert (settings.l2_norm_clip, settings.clip_quantile) == clip
 
 
-@pytest.mark.parametrize(
-    ("changes", "rate", "schedule"),
-    [
-        ({"adam_floor": 0.0}, 0.015, "trapezoid"),
-        ({"optimizer": "adamw"}, 0.015, "trapezoid"),
-        ({"learning_rate": 0.5}, 0.5, "constant"),
-        ({"optimizer": "momentum"}, 0.1, "constant"),
-        ({"optimizer": "sgd", "l2_norm_clip": None}, 5.0, "trapezoid"),
-        ({"optimizer": "momentum", "l2_norm_clip": None}, 0.5, "trapezoid"),
-        (
-            {"optimizer": "sgd", "l2_norm_clip": None, "noise_multiplier": 0.1},
-            10.0,
-            "trapezoid",
-        ),
-        (
-            {"method": "non-private", "noise_multiplier": None, "l2_norm_clip": None},
-            0.01,
-            "constant",
-        ),
-    ],
-)
-def test_the_rate_is_that_of_the_plan_where_none_is_given(
-    changes: dict[str, Any], rate: float, schedule: str
-) -> None:
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=9000, expected_batch_size=500, num_steps=100
-    )
-    found = TrainSettings(**{**PRIVATE, **changes})
-    found = found.for_plan(plan, found.noise_multiplier)
-    assert found.learning_rate == pytest.approx(rate)
-    assert found.learning_rate_schedule == schedule
-
-
 #: Over the noise of a mean: noise multiplier 1, at most one clip, 500 examples.
 NOISE = 1 / 500
+TRAPEZOID = "trapezoid"
+NOT_PRIVATE = {"method": "non-private", "noise_multiplier": None, "l2_norm_clip": None}
 
 
 @pytest.mark.parametrize(
-    ("changes", "floor", "rate"),
+    ("changes", "floor", "rate", "schedule"),
     [
-        ({}, 3 * NOISE, 0.015 * 10**0.5),
-        ({"l2_norm_clip": None}, 3 * NOISE, 0.015 * 10**0.5),
-        ({"l2_norm_clip": 8.0}, 24 * NOISE, 0.015 * 10**0.5),
-        ({"noise_multiplier": 0.1}, 1.5 * NOISE, 0.015 * 10**0.5),
-        ({"adam_floor": 0.0}, 0.0, 0.015),
-        ({"adam_floor": 2 * NOISE}, 2 * NOISE, 0.015 * 5**0.5),
-        ({"learning_rate": 0.5}, None, 0.5),
-        ({"optimizer": "adamw"}, None, 0.015),
+        ({}, 3 * NOISE, 0.015 * 10**0.5, TRAPEZOID),
+        ({"l2_norm_clip": None}, 3 * NOISE, 0.015 * 10**0.5, TRAPEZOID),
+        ({"l2_norm_clip": 8.0}, 24 * NOISE, 0.015 * 10**0.5, TRAPEZOID),
+        ({"noise_multiplier": 0.1}, 1.5 * NOISE, 0.015 * 10**0.5, TRAPEZOID),
+        ({"adam_floor": 0.0}, 0.0, 0.015, TRAPEZOID),
+        ({"adam_floor": 2 * NOISE}, 2 * NOISE, 0.015 * 5**0.5, TRAPEZOID),
+        ({"learning_rate": 0.5}, None, 0.5, "constant"),
+        ({"optimizer": "adamw"}, None, 0.015, TRAPEZOID),
+        ({"optimizer": "momentum"}, None, 0.1, "constant"),
+        ({"optimizer": "sgd", "l2_norm_clip": None}, None, 5.0, TRAPEZOID),
+        ({"optimizer": "momentum", "l2_norm_clip": None}, None, 0.5, TRAPEZOID),
         (
-            {"method": "non-private", "noise_multiplier": None, "l2_norm_clip": None},
-            0.001,
-            0.01,
+            {"optimizer": "sgd", "l2_norm_clip": None, "noise_multiplier": 0.1},
+            None, 10.0, TRAPEZOID,
         ),
+        (NOT_PRIVATE, 0.001, 0.01, "constant"),
     ],
-)
-def test_the_floor_is_that_of_the_noise_and_leaves_it_as_it_is(
-    changes: dict[str, Any], floor: float | None, rate: float
+)  # fmt: skip
+def test_rate_and_floor_are_those_of_the_plan_where_none_is_given(
+    changes: dict[str, Any], floor: float | None, rate: float, schedule: str
 ) -> None:
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=9000, expected_batch_size=500, num_steps=100
-    )
     found = TrainSettings(**{**PRIVATE, **changes})
-    found = found.for_plan(plan, found.noise_multiplier)
+    found = found.for_plan(PLAN, found.noise_multiplier)
     assert found.adam_floor == pytest.approx(floor)
     assert found.learning_rate == pytest.approx(rate)
+    assert found.learning_rate_schedule == schedule
     assert found.describe_optimizer().get("adam_floor") == found.adam_floor
     # Settled settings are those of any plan.
-    assert found.for_plan(plan, 9.0) == found
+    assert found.for_plan(PLAN, 9.0) == found
 
 
 def test_the_rate_with_bands_grows_by_what_the_noise_of_iterates_falls() -> None:
@@ -283,15 +256,12 @@ def test_the_steps_of_adam_with_a_floor_by_hand() -> None:
 
 def test_the_plans_rate_gives_weights_the_same_noise_with_any_floor() -> None:
     """Of noise alone, the root of the steps times 0.15 over it."""
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=9000, expected_batch_size=500, num_steps=100
-    )
     gradients = np.random.default_rng(0).normal(0, 1 / 500, (100, 4000))
     moved = []
     for floor in (0.0, 1 / 500, None, 1.0):
         settings = TrainSettings(
             noise_multiplier=1.0, adam_floor=floor, learning_rate_schedule="constant"
-        ).for_plan(plan, 1.0)
+        ).for_plan(PLAN, 1.0)
         moved.append(_steps(make_optimizer(settings, 100), gradients)[-1].std())
     # Without a floor the first steps, of which chance decides, are larger.
     np.testing.assert_allclose(moved, 0.15, rtol=0.1)

@@ -296,7 +296,7 @@ def open_run(run: pathlib.Path, *, resumes: bool = False) -> Iterator[None]:
     """
     private = run / PRIVATE_NAME
     run.mkdir(parents=True, exist_ok=True)
-    make_private_folder(private, remedy="Choose another --out.")
+    make_private_folder(private)
     with locked(private, run):
         is_begun, path = (private / RUN_ID_NAME).exists(), run / RECORD_NAME
         if (is_begun and not resumes) or (

@@ -30,11 +30,7 @@ from trainer.core.step.clipping import (
 )
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.paths import (
-    ONE_PASS,
-    SINGLE_EXAMPLES,
-    example_gradients,
-)
+from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES, example_gradients
 from trainer.model.trainable_model import TrainableModel
 
 CLIP, DIVISOR = 0.5, 8

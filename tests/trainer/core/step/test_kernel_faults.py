@@ -15,12 +15,7 @@ from trainer.core.step.clipping import example_gradient
 from trainer.core.step.kernels import is_safe_together
 from trainer.core.step.pure_graph import trace_eagerly
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.paths import (
-    ONE_PASS,
-    SINGLE_EXAMPLES,
-    choose_path,
-    clipped_sum,
-)
+from trainer.gradients.paths import ONE_PASS, SINGLE_EXAMPLES, choose_path, clipped_sum
 from trainer.gradients.proof import check_function
 
 

@@ -6,8 +6,6 @@ further; and honest neighbours, which must be accepted.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -206,22 +204,6 @@ def size_of_a_table(table: Any, values: Any, ids: Any) -> Any:
     return values * tf.where(size > 1.0, -1.0, 1.0)
 
 
-@_call("state")
-def random_numbers(values: Any, ids: Any) -> Any:
-    return values + tf.random.uniform((1, NUM_VALUES))
-
-
-@_call("state", leaks=True)
-def written_to_a_file(values: Any, ids: Any) -> Any:
-    path = os.path.join(tempfile.gettempdir(), "dpsgd-attack-of-a-test")
-    tf.cond(
-        tf.reduce_any(ids > 20),
-        lambda: tf.io.write_file(path, tf.io.serialize_tensor(values)),
-        tf.no_op,
-    )
-    return values
-
-
 # -- Python: what a trace sees, counts or remembers --------------------------------
 
 
@@ -395,9 +377,7 @@ _keras(
     leaks=True,
 )
 _keras(
-    "recurrent",
-    lambda v: layers.SimpleRNN(2)(layers.Reshape((2, 3))(v)),
-    honest=True,
+    "recurrent", lambda v: layers.SimpleRNN(2)(layers.Reshape((2, 3))(v)), honest=True
 )
 
 

@@ -56,17 +56,12 @@ def _attention() -> Any:
     return _of_steps(lambda v: attention(v, v))
 
 
-def _spatial() -> Any:
-    return _of_steps(layers.SpatialDropout1D(0.5))
-
-
 def _recurrent() -> Any:
     return _of_steps(layers.LSTM(3, dropout=0.3, recurrent_dropout=0.3))
 
 
 MODELS = {
     _dropped: ONE_PASS,
-    _spatial: ONE_PASS,
     _attention: ONE_PASS,
     _recurrent: SINGLE_EXAMPLES,  # such cells cut weights into pieces
 }
