@@ -106,7 +106,7 @@ def test_what_is_proven_of_one_run_or_clip_alone_is_refused():
     asked = {"noise_multiplier": NOISE, "delta": DELTA, "l2_norm_clip": 1.0}
     with pytest.raises(InputError, match="of_runs=2 to be 1 for ModelMix"):
         privacy_statement(_plan("poisson"), theorem=mixing, of_runs=2, **asked)
-    with pytest.raises(InputError, match="l2_norm_clip=2.0 to be that of ModelMix"):
+    with pytest.raises(InputError, match=r"l2_norm_clip=2\.0 to be that of ModelMix"):
         privacy_statement(
             _plan("poisson"), theorem=mixing, **{**asked, "l2_norm_clip": 2.0}
         )
