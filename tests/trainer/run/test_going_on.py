@@ -370,7 +370,7 @@ def test_a_callback_that_fails_ends_a_run_and_a_disk_that_is_full_does_not(
     run = tmp_path / "run"
     model = private_model(small_batches, run, checkpoint_every=3)
     given = {"steps_per_epoch": 4, "verbose": 0}
-    for call in (4, 9):  # arrays of the second commit, and a later entry
+    for call in (5, 10):  # arrays of the second commit, and a later entry
         with pytest.MonkeyPatch.context() as patch:
             _at(storage, "create", call, OSError(errno.ENOSPC, "No space"))(patch)
             with pytest.raises(OSError, match="No space"):
