@@ -145,16 +145,16 @@ def test_an_error_of_a_worker_is_one_line_and_the_next_run_resumes(
 
     with pytest.MonkeyPatch.context() as patch:
         # The folder must be new when it is looked at: the obstacle comes right after.
-        from pipelines.job import poisson_batching as module
+        from pipelines.job import job_folder
 
-        opened = module.open_job
+        opened = job_folder.open_job
 
         def open_and_obstruct(*arguments: object) -> object:
             result = opened(*arguments)
             obstacle.mkdir()
             return result
 
-        patch.setattr(module, "open_job", open_and_obstruct)
+        patch.setattr(job_folder, "open_job", open_and_obstruct)
         with pytest.raises(InputError, match=r"^Expected files to be written") as error:
             job()
     assert "\n" not in str(error.value)
