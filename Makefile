@@ -13,8 +13,8 @@ COMPILE = $(RUN)uv pip compile --quiet $(UPGRADE) --generate-hashes --no-annotat
 
 help:
 	@echo "make demo   set up, and run the whole path on synthetic data (minutes)"
-	@echo "make test   set up, and run the tests (12 minutes on two cores)"
-	@echo "make test-thorough  the other tests: kills, attacks, more processes (17 minutes)"
+	@echo "make test   set up, and run the tests (4 minutes on two cores)"
+	@echo "make test-thorough  the other tests: kills, attacks, more processes (4 minutes)"
 	@echo "make lint   set up, and run formatter, linter, types and import contracts"
 	@echo "make docs   set up, and build the documentation into build/site"
 	@echo "make engines  the job on real Flink and Spark clusters, with faults (20 minutes)"
