@@ -398,7 +398,7 @@ def _one_line(error: ValidationError, place: str) -> InputError:
         where = f"[{top}] of {place}" if kind != "extra_forbidden" else place
     # Beside the field a union names its alternatives, and a tuple its places.
     field = next((part for part in path if part.isidentifier()), "")
-    wanted = first["msg"].removeprefix("Value error, ")
+    wanted = first["msg"].removeprefix("Value error, ").rstrip(".")
     wanted = wanted[:1].lower() + wanted[1:]
     if kind == "extra_forbidden":
         name = field or top

@@ -242,5 +242,5 @@ def _table(found: TradeOff) -> str:
     lines = [f"  trade-off   wrong about unused -> right about used, at most{mu}"]
     for rate in profiles.CURVE_RATES:
         most = profiles.percent_up(found.true_positive_rate(rate))
-        lines.append(f"    {100 * rate:9.2g} % -> {most}")
+        lines.append(f"    {100 * rate:9.3g} % -> {most}")
     return "\n".join(lines)
